@@ -101,10 +101,11 @@ def test_a_rank_that_others_wait_for_in_a_step_of_eight_is_none(tmp_path):
     assert analyze(ring_run(tmp_path / "run", slow_steps=slow, world=WORLD, steps=STEPS)).stragglers == ()
 
 
-def test_transfers_that_take_longer_in_some_steps_are_no_ranks_lateness(tmp_path):
-    """A link that others use in two of eight steps: all ranks are there in time, so healing one gains nothing."""
+@pytest.mark.parametrize("steps", [(2, 5), (2, 5, 6)], ids=["2 of 8", "3 of 8"])
+def test_transfers_that_take_longer_in_some_steps_are_no_ranks_lateness(steps, tmp_path):
+    """A link that others use in some steps, in which devices compute no more: all ranks are there in time, so healing one gains nothing."""
     longer = overlapped_run(
-        tmp_path / "run", slow_us={}, transfer_us=lambda step: 8 * TRANSFER_US if step in (2, 5) else TRANSFER_US
+        tmp_path / "run", slow_us={}, transfer_us=lambda step: 8 * TRANSFER_US if step in steps else TRANSFER_US
     )
     run = analyze(longer, gpus_per_node=PER_NODE)
     assert run.step_time_us.has_stalls

@@ -29,6 +29,7 @@ from paro_advise.advisor.analysis.summary import (
     rank_entries,
     run_entry,
     step_time,
+    uneven_us,
 )
 from paro_advise.advisor.ranks.clock_alignment import align_clocks
 from paro_advise.advisor.ranks.links.link_fit import fabric_of, find_links
@@ -112,6 +113,7 @@ def build_analysis(
         memory=memory_peaks(run),
         slow_groups=tuple(find_slow_groups(aligned, run)),
         late_once_us=lateness.once_us,
+        uneven_us=uneven_us(run),
         passes=pass_times(run),
         copied_out_us=copied_out_us,
         copied_in_us=copied_in_us,

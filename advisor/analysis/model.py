@@ -14,6 +14,7 @@ from paro_advise.advisor.analysis.constants import (
     STALL_RATIO,
     STALLED_SHARE,
     STALLED_STEPS,
+    STALLED_STEPS_COMPUTING_ALIKE,
     USUAL_SPREAD,
 )
 
@@ -147,7 +148,8 @@ class StepTime:
         # One of three is told by two that agree.
         do_agree = min(self.values) > (1 - USUAL_SPREAD) * self.median
         is_one_of_three = len(beyond) == 1 and len(self.values) == 3 and do_agree
-        if len(beyond) > STALLED_STEPS * len(self.values) and not is_one_of_three:
+        most = STALLED_STEPS_COMPUTING_ALIKE if self.computing else STALLED_STEPS
+        if len(beyond) > most * len(self.values) and not is_one_of_three:
             return 0, 0.0  # steps of unlike length, none of which is the usual one
         return len(beyond), sum(beyond) / len(self.values)
 
@@ -414,6 +416,9 @@ class Analysis:
     slow_groups: tuple[SlowGroup, ...] = ()  # since 1.1; process groups whose links are slower than their peers'
     late_once_us: float = 0.0  # since 1.2; waiting that is left where ranks wait for each other once a step only
     passes: PassTimes | None = None  # since 1.2; None where it is not known what launched most of the computing
+    uneven_us: float = (
+        0.0  # since 1.2; how much longer the rank that computes longest in a step does than ranks on average
+    )
 
     @property
     def exposed_together_us(self) -> float:

@@ -65,6 +65,14 @@ def breakdown(run: Run) -> Breakdown:
     )
 
 
+def uneven_us(run: Run) -> float:
+    """Return how much longer than ranks on average the one computes that does so longest, mean over steps."""
+    of_step: dict[str, list[float]] = {}
+    for step in run.steps:
+        of_step.setdefault(step.label, []).append(step.compute_us)
+    return float(np.mean([max(times) - np.mean(times) for times in of_step.values()])) if of_step else 0.0
+
+
 def idle_parts(run: Run) -> IdleParts | None:
     """Return why devices idle, None without steps."""
     if not run.steps:

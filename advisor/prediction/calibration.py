@@ -72,6 +72,7 @@ class Calibration:
         host_work_us: of a run that its host does not bind, what this works in a step while a profiler records, beneath
             communication and arithmetic; 0 where it is not known.
         slower_us: of it, what the slowest rank computes longer than any that is no straggler, where it sets the pace.
+        uneven_us: beyond it, how much longer the rank takes that computes longest in a step, another one each time.
         copied_out_us: of it, what lays gathered parameters out, once for each gather.
         copied_in_us: of it, what lays gradients out, before each reduction.
         host_update_us: how long devices idle in a step because the optimizer steps on the host, beside ``fixed_us``.
@@ -192,6 +193,7 @@ class Calibration:
     copied_in_us: float = 0.0
     host_update_us: float = 0.0
     slower_us: float = 0.0
+    uneven_us: float = 0.0
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0
     host_rest_us: float = 0.0

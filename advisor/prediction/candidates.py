@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
 from paro_advise.policies.frameworks.registry import RUNTIME, exports_of, family_of, variants
 from paro_advise.policies.memory import shards
+from paro_advise.policies.procedure import procedure_of
 from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, CollectiveBackend, Level, Strategy
 from paro_advise.policies.traffic import Shape
 
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
 # What our runtime does on the host beside the model's operators over what a framework does (`make bench-host`),
 # where that differs by more than its own noise: FSDP1's is of the size of ours, DDP does little.
 _HOST_SHARES = {
-    Framework.DEEPSPEED: 0.35,
-    Framework.FSDP2: 0.7,
-    Framework.DDP: 1.7,
-    Framework.DDP_ZERO: 1.7,
+    Framework.DEEPSPEED: 0.25,
+    Framework.FSDP2: 0.5,
+    Framework.DDP: 1.6,
+    Framework.DDP_ZERO: 1.6,
 }
 
 
@@ -226,6 +228,17 @@ def offloaded(calibration: Calibration, candidate: Candidate, host_gbps: float, 
         offload=Offload.PARAMETERS if parameters else Offload.OPTIMIZER,
         host_us=moved / (host_gbps * 1e3) + updated,
     )
+
+
+def longer_us(calibration: Calibration, candidate: Candidate) -> float:
+    """Return how much longer than ranks on average those compute in a step that the others wait for.
+
+    Ranks that meet in each micro-batch wait for the longest in each. Where these are independent, the square of a
+    step's spread is the sum of theirs: together they are as much wider as the root of their number.
+    """
+    strategy = candidate.strategy
+    meet = strategy.parameter != Level.N or procedure_of(strategy).reduce or candidate.replicates_each_pass
+    return calibration.uneven_us * (math.sqrt(calibration.micro_batches) if meet else 1.0)
 
 
 def _host_share(calibration: Calibration) -> float:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate
+from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate, longer_us
 from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links, Parts, StepCollectives
 from paro_advise.advisor.prediction.constants import (
     HO_RING_BETWEEN,
@@ -364,7 +364,7 @@ class _Step:
         forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
         passes = calibration.alone_us(self._links) - calibration.aside_us - self._copied_out_us
         copy = num_bytes * self._copy_us_per_byte
-        per_micro = passes / calibration.micro_batches
+        per_micro = (passes + longer_us(calibration, candidate)) / calibration.micro_batches
         compute = per_micro * self._compute_share(num_bytes, is_looked_up=is_looked_up, is_passed_by=is_passed_by)
         gather = self._legs(collectives.parts(gather_from(forward), gathered))
         if is_passed_by:

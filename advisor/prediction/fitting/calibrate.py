@@ -9,10 +9,12 @@ from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
 from paro_advise.advisor.analysis.observed.strategy import StrategySource
 from paro_advise.advisor.facts.model import OTHER_STEPS_CODE, SEVERAL_FRAMEWORKS_CODE, SEVERAL_JOBS_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
+from paro_advise.advisor.prediction.candidates import baseline_candidate, longer_us
 from paro_advise.advisor.prediction.constants import (
     COMPUTE_SLOWING,
     COMPUTE_SLOWING_SIGMA,
     KERNEL_US,
+    UNEVEN_SHARE,
 )
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.known_run import known_run
@@ -164,7 +166,7 @@ def _at_the_slowest(traced: Calibration, analysis: Analysis) -> Calibration:
     slow = {rank for straggler in late for rank in (straggler.rank, *straggler.alike)}
     entry = max((e for e in analysis.ranks if e.rank in slow), key=lambda e: e.compute_us, default=None)
     if entry is None or not traced.is_gpu or traced.late_us <= 0 or entry.compute_us <= traced.compute_us:
-        return traced
+        return _at_the_longest(traced, analysis.uneven_us)
     others_us = max((e.compute_us for e in analysis.ranks if e.rank not in slow), default=traced.compute_us)
     mean_exposed_us = analysis.breakdown_us.exposed_communication or 0.0
     hidden_us = traced.overlapped_us + mean_exposed_us - traced.late_us - entry.exposed_communication_us
@@ -176,6 +178,27 @@ def _at_the_slowest(traced: Calibration, analysis: Analysis) -> Calibration:
         fixed_us=traced.fixed_us - traced.late_us,
         late_us=0.0,
         most_late_us=0.0,
+    )
+
+
+def _at_the_longest(traced: Calibration, uneven_us: float) -> Calibration:
+    """Return a run whose ranks compute unlike amounts, as of sequences of unlike length, each the most in its turn.
+
+    That is hidden while communication takes longer; as a constant of what was seen of it too little would be left.
+    """
+    if not traced.is_gpu or uneven_us < UNEVEN_SHARE * traced.compute_us:
+        return traced
+    note = (
+        f"ranks compute unlike amounts, the one that does most in a step {time_text(uneven_us)} more than on average: "
+        "each is taken to have the most in its turn, in each micro-batch anew"
+    )
+    found = replace(traced, uneven_us=uneven_us, assumptions=(*traced.assumptions, note))
+    seen_us = min(traced.late_us, longer_us(found, baseline_candidate(found)))
+    return replace(
+        found,
+        fixed_us=traced.fixed_us - seen_us,
+        late_us=traced.late_us - seen_us,
+        most_late_us=max(0.0, traced.most_late_us - seen_us),
     )
 
 

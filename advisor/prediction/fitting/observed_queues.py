@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from paro_advise.advisor.prediction.constants import BEHIND_SHARE, BLOCKING_SHARE, DEEPSPEED_BUCKET_ELEMENTS
+from paro_advise.advisor.prediction.constants import (
+    BEHIND_SHARE,
+    BESIDE_UPDATES_SHARE,
+    BLOCKING_SHARE,
+    DEEPSPEED_BUCKET_ELEMENTS,
+)
 from paro_advise.advisor.prediction.fitting.model_units import kinds_of, reductions_per_step
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
@@ -48,7 +53,7 @@ def observed_queues(
         overlaps_reductions=not prefetches or _overlaps(analysis, State.GRADIENT),
         prefetches=prefetches,
         reduce_bucket_bytes=_bucket_bytes(analysis, model, reduced, micro) if is_gpu else None,
-        publishes_ahead=is_gpu and not own_way and _is_mostly_overlapped(analysis, State.OPTIMIZER),
+        publishes_ahead=is_gpu and not own_way and _runs_beside_forward(analysis),
     )
 
 
@@ -83,12 +88,15 @@ def _exposed_share(entries: Sequence[CollectiveEntry], without_us: float) -> flo
     return sum(entry.exposed_us or 0.0 for entry in entries) / taken_us
 
 
-def _is_mostly_overlapped(analysis: Analysis, state: State) -> bool:
-    """Tell whether a state has communication, most of which ran beside compute."""
-    entry = analysis.states.get(state.value)
+def _runs_beside_forward(analysis: Analysis) -> bool:
+    """Tell whether updated parameters came back beside the next forward pass, which may be shorter than that takes.
+
+    Some of it may run beside the update of others in any case.
+    """
+    entry = analysis.states.get(State.OPTIMIZER.value)
     if entry is None or not entry.count or not entry.total_us or entry.exposed_us is None:
         return False
-    return entry.exposed_us < entry.total_us / 2
+    return entry.exposed_us < BESIDE_UPDATES_SHARE * entry.total_us
 
 
 def _bucket_bytes(analysis: Analysis, model: Pieces, reduced: Sequence[CollectiveEntry], micro: int) -> float | None:

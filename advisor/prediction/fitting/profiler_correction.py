@@ -155,6 +155,7 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
         compute_us=rest * traced.compute_us,
         aside_us=rest * traced.aside_us,
         slower_us=rest * traced.slower_us,
+        uneven_us=rest * traced.uneven_us,
         update=traced.update.scaled(rest),
         fixed_us=fixed,
         host_floor_us=step * traced.host_floor_us,
