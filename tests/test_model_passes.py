@@ -11,6 +11,8 @@ from trace_builder import TraceBuilder
 
 from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+from paro_advise.advisor.prediction.fitting.model_units import Pieces
+from paro_advise.advisor.prediction.fitting.observed_queues import observed_queues
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.core.framework import Framework
 from paro_advise.policies.strategy import Strategy
@@ -154,6 +156,16 @@ def test_embeddings_in_front_are_gathered_first_and_reduced_last():
     # Where they only look rows up, they hide neither the next block's gather nor its reduction.
     looked_up = replace(links, root_share=0.0)
     assert step_us(made, baseline_candidate(made), looked_up) == pytest.approx(step + 2 * block, rel=1e-4)
+
+
+@pytest.mark.parametrize(("exposed_share", "is_ahead"), [(0.3, True), (0.85, True), (1.0, False)])
+def test_updated_parameters_come_back_beside_a_forward_pass_that_is_shorter(exposed_share, is_ahead, tmp_path):
+    """Gathers of 100 ms beside a forward pass of 15 are exposed for most of that, and Megatron's overlap is on."""
+    run = analyze(write_run(tmp_path / "run", [ddp_rank(rank) for rank in range(2)]))
+    updates = replace(run.states["optimizer"], count=8.0, total_us=100_000.0, exposed_us=exposed_share * 100_000.0)
+    run = replace(run, states={**run.states, "optimizer": updates})
+    units = Pieces(unit_bytes=(4 * MB,) * UNITS, bucket_bytes=None, element_bytes=4)
+    assert observed_queues(run, units, (), 1, own_way=False).publishes_ahead is is_ahead
 
 
 def test_updated_parameters_that_come_back_beside_forward_expose_the_first_unit_only():

@@ -52,6 +52,24 @@ class TellsSettings:
         """Return the samples of all ranks in a step."""
         return int(self._micro_batch * self._accumulation * self.world_size)
 
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Take as many micro-batches a step from now on as make this many samples of all ranks.
+
+        Raises:
+            ValueError: none do, as DeepSpeed raises it.
+        """
+        passes, rest = divmod(train_batch_size, self._micro_batch * self.world_size)
+        if rest or not passes:
+            raise ValueError(
+                f"the batch must be a multiple of the {self._micro_batch * self.world_size} samples of all ranks in a "
+                f"micro-batch, got {train_batch_size}"
+            )
+        self._accumulation = passes
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Note that the script makes micro-batches of so many samples per rank from now on."""
+        self._micro_batch = micro_batch_size
+
     @property
     def global_samples(self) -> int:
         """Return the samples of all ranks in all steps so far."""

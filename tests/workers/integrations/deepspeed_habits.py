@@ -1,6 +1,7 @@
 """What scripts do around DeepSpeed's engine, at the stage of ZeRO that is given.
 
-They accumulate by ``loss.backward()``, drop gradients before each pass, and meet infinite gradients in a step.
+They accumulate by ``loss.backward()``, drop gradients before each pass, meet infinite gradients in a step, and take more
+micro-batches a step from some step on.
 """
 
 from __future__ import annotations
@@ -78,6 +79,14 @@ def main():
     loaded = made(Model)
     loaded.load_checkpoint(folder[0], tag="skipped")
     tell(rank, number, loaded.skipped_steps + 10 * loaded.global_steps)
+    engine = made(Model)
+    for number, loss in passes(engine):
+        engine.backward(loss)
+        engine.step()
+        if number == MICRO_BATCHES - 1:
+            engine.set_train_batch_size(3 * BATCH * dist.get_world_size())
+        tell(rank, number, mean(loss))
+        tell(rank, number, engine.global_steps + 10 * engine.gradient_accumulation_steps())
     leave()
 
 
