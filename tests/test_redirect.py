@@ -319,6 +319,7 @@ def test_deepspeed_scripts_resume_from_the_checkpoints_of_a_planned_engine(a_pla
         ("divisor", 2e-6),
         pytest.param("ahead", 2e-6, marks=pytest.mark.variant),
         ("bf16", 2**-8),
+        pytest.param("fp32", 2e-6, marks=pytest.mark.variant),
         pytest.param("reduced", 2**-8, marks=pytest.mark.variant),
     ],
 )  # bf16 has 8 bits
@@ -332,6 +333,7 @@ def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_pat
         done = run_ranks(WORKERS / "low_precision.py", word, plan=plan)
         assert done.returncode == 0, done.stderr[-3000:]
         assert numbers_in(done.stdout) == pytest.approx(expected, rel=tolerance), strategy
+        assert ("parameters rest in" in done.stderr) == (word == "bf16" and strategy == "NNG")
 
 
 @pytest.mark.distributed

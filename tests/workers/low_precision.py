@@ -1,6 +1,7 @@
 """FSDP2 in bf16, in fp32 with gradients reduced in bf16, or with another divisor: "bf16", "reduced" or "divisor".
 
-With "ahead" it gathers all units before each pass. With "edits" it decays weights by hand by less than bf16 can tell, and keeps a mean of them.
+"fp32" names the parameters' own type. With "ahead" it gathers all units before each pass. With "edits" it decays weights by
+hand by less than bf16 can tell, and keeps a mean of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def main():
         "edits": {"param_dtype": torch.bfloat16},
         "bf16": {"param_dtype": torch.bfloat16},
         "reduced": {"reduce_dtype": torch.bfloat16},
+        "fp32": {"param_dtype": torch.float32},
     }
     settings = {"mp_policy": MixedPrecisionPolicy(**in_bf16[word])} if word in in_bf16 else {}
     for block in model.blocks:

@@ -129,7 +129,8 @@ class Wrapping:
             whole = _NOTE_OF_RANK_0 if self.evaluates_alone else _NOTE_OF_WHOLE
             found.append(whole if self.states_are_whole else _NOTE_OF_SHARDS)
         resting = engine.settings.resting_dtype(engine.levels)
-        if self.keeps_types and resting is not None:
+        others = {slot.dtype for unit in engine.units for slot in unit.spec.training} - {resting}
+        if self.keeps_types and resting is not None and others:
             name = str(resting).removeprefix("torch.")
             found.append(
                 f"parameters rest in {name} under {engine.strategy}, in their own type in {self.origin}: "
