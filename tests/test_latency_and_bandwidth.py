@@ -59,6 +59,14 @@ def test_a_range_holds_its_own_estimate(seed):
         assert link.busbw_low_gbps <= link.busbw_gbps <= link.busbw_high_gbps
 
 
+def test_no_range_reaches_what_no_device_moves():
+    """A message that may be next to nothing but latency says no bandwidth: the upper end is what is possible at all."""
+    (fitted, _) = fit_links(one_size("reduce_scatter", "inter", 2_000_000, 65.0), NCCL)
+    (link,) = tell_latency(fitted, NCCL)
+    assert link.alpha_high_us > 64.0  # 2 MB in what is left of 65 us is more than 1750 GB/s
+    assert link.busbw_high_gbps == 2000.0
+
+
 H100 = Fabric(is_gloo=False, device_name="NVIDIA H100 80GB HBM3", ranks_per_node=8)
 
 

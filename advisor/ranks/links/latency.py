@@ -21,6 +21,7 @@ from paro_advise.advisor.ranks.constants import (
     DEVICE_LINKS_SHARE,
     GLOO_HALVES,
     GLOO_MESSAGE_US,
+    IMPOSSIBLE_GBPS,
     NCCL_BASE_US,
     NCCL_INTER_US,
     NCCL_INTRA_US,
@@ -185,7 +186,7 @@ def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
         alpha_high_us=high,
         busbw_gbps=moved(middle),
         busbw_low_gbps=min([*spread, moved(low)]),
-        busbw_high_gbps=max([*spread, moved(high)]),
+        busbw_high_gbps=max(moved(middle), min(IMPOSSIBLE_GBPS, max([*spread, moved(high)]))),
         latency_source=(source or LatencySource.BACKEND).value,
         hidden_us=whole - middle,
     )
