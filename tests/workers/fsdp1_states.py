@@ -25,7 +25,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
+    MixedPrecision,
     OptimStateKeyType,
+    ShardingStrategy,
     StateDictType,
 )
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: N817 - as everybody calls it
@@ -156,6 +158,9 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = made(args, words)
+    assert (model.rank, model.world_size) == (rank, dist.get_world_size())
+    assert dist.get_world_size(model.process_group) == model.world_size
+    assert (model.sharding_strategy, model.mixed_precision) == (ShardingStrategy.FULL_SHARD, MixedPrecision())
     optimizer = Prepared(torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1))
     first, kept = 0, ()
     if "resume" in words or "resume_shards" in words:
