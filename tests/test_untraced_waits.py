@@ -98,3 +98,32 @@ def test_latency_that_sizes_have_told_is_no_waiting(tmp_path):
     assert "times as slowly as others of their group" in waits_for_untraced(analysis)
     links = tuple(replace(link, alpha_us=2000.0, latency_source=EstimateSource.MEASURED) for link in analysis.links)
     assert waits_for_untraced(replace(analysis, links=links)) == ""
+
+
+@pytest.mark.parametrize("traced", [(0, 1), range(4)], ids=["half the ranks", "all ranks"])
+def test_what_is_twice_as_slow_may_wait_for_ranks_without_a_trace_or_not(traced, tmp_path):
+    """Four gathers of 6 ms where others like them take 3: between none and all of 12 ms stays, whatever the way."""
+    analysis = analyze(write_run(tmp_path / "run", [waiting_rank(rank, 3000.0) for rank in traced]))
+    first, *others = analysis.collectives
+    analysis = replace(analysis, collectives=(replace(first, p50_us=6000.0, count=4.0), *others))
+    run = calibrate(analysis)
+    if len(traced) == 4:
+        assert run.untraced_us == 0.0
+        return
+    assert run.untraced_us == pytest.approx(12_000.0, rel=0.01)
+    assert any("waiting for ranks without a trace" in note for note in run.assumptions)
+    # What is faster by more than that is so by as much less at the most, at 90 % of the draws by nine tenths of it.
+    times, without = (
+        {
+            (choice.triple, choice.group_size, choice.collectives, choice.variant): choice.predicted.step_time_us
+            for choice in recommend(each, Limits()).candidates
+        }
+        for each in (run, replace(run, untraced_us=0.0))
+    )
+    faster = [way for way, step in without.items() if step.p90 < run.step_us - 12_000.0]
+    assert faster
+    for way in faster:
+        assert (
+            without[way].p10 < times[way].p10 < times[way].p50 == pytest.approx(without[way].p50 + 6_000.0, abs=1_500.0)
+        )
+        assert times[way].p90 <= without[way].p90 + 12_000.0

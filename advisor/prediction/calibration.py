@@ -82,6 +82,7 @@ class Calibration:
         late_us: of these, waiting for a rank that is late by its own doing, and in steps that stalled.
         most_late_us: the most that a step would save if no rank was late: its waits may also be hidden beneath compute,
             and its transfers have been slowed by them.
+        untraced_us: of its transfers, what may be waiting for ranks without a trace.
         wait_us: of each collective of a model state beside its transfer, on average: waiting for stragglers.
             Beside a GPU only.
         host_us_per_byte: what a byte that a rank sends takes beside links, where the cores that compute also
@@ -194,6 +195,7 @@ class Calibration:
     host_update_us: float = 0.0
     slower_us: float = 0.0
     uneven_us: float = 0.0
+    untraced_us: float = 0.0
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0
     host_rest_us: float = 0.0

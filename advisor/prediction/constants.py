@@ -109,6 +109,7 @@ UNTRACED_SHARE = 0.1  # of a step in collectives that may wait for ranks without
 # How many times as slowly as the best of its group a collective moves that may wait for such a rank: what runs beside
 # it on the same links makes it 2 to 2.5 (simulated runs with all ranks traced); assumed.
 UNTRACED_RATIO = 3.0
+UNLIKE_RATIO = 1.25  # the same for collectives of one kind, from which some of it may be waiting; assumed
 LEAST_MOVING_SHARE = 0.1  # of the time of a collective that its bytes take at the least, whatever its latency; assumed
 WHOLE_MESSAGE_BYTES = 1 << 20  # bytes; shorter messages are latency, which says nothing of rates; assumed
 HOST_WORK_SIGMA = 0.05  # by which the host's work for another way of sharding differs; assumed, simulated ones: 0.04

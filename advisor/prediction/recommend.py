@@ -51,7 +51,7 @@ from paro_advise.advisor.prediction.constants import (
     UNSEEN_SIGMA,
 )
 from paro_advise.advisor.prediction.prediction_bias import NO_BIAS, PredictionBias
-from paro_advise.advisor.prediction.sampler import Sampler
+from paro_advise.advisor.prediction.sampler import Sampler, with_waits
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score, with_run
 from paro_advise.advisor.prediction.step_replay import (
     demand_us,
@@ -171,6 +171,7 @@ def recommendation(
         links=predictor.links,
         anchor=predictor.anchor,
         arithmetic=predictor.arithmetic,
+        waits_us=predictor.waits_us,
         base=predictor.base,
         chosen=chosen.candidate,
         bias=bias.mean,
@@ -244,6 +245,9 @@ class _Predictor:
         self._floor = floor_us(calibration, self.base)
         # Of all candidates alike: what nobody measured yet.
         self.arithmetic: NDArray[np.float64] = sampler.factors(calibration.compute_sigma, NUM_DRAWS)
+        self.waits_us: NDArray[np.float64] | float = 0.0
+        if calibration.untraced_us:
+            self.waits_us = calibration.untraced_us * sampler.uniform(0.0, 1.0, NUM_DRAWS)
         if calibration.is_gpu:
             # What the replay lacks, or has too much of, it has of every candidate.
             replayed = np.maximum(step_us(calibration, self.base, self.links), 1.0)
@@ -367,7 +371,8 @@ class _Predictor:
         # Arithmetic that nobody measured may be quicker than its median.
         least = link_demand_us if calibration.compute_sigma else demand_us
         bounded: NDArray[np.float64] = np.maximum(times, least(calibration, candidate, self.links))
-        return bounded
+        is_as_now = candidate.name == self.base.name
+        return bounded if is_as_now else with_waits(bounded, calibration.step_us, self.waits_us)
 
 
 def left_for_passes_us(run: Calibration, links: Links) -> NDArray[np.float64]:

@@ -41,6 +41,20 @@ class Sampler:
         return np.minimum(np.searchsorted(sums / sums[-1], steps), len(weights) - 1)
 
 
+def with_waits(
+    times_us: NDArray[np.float64], now_us: float, waits_us: NDArray[np.float64] | float
+) -> NDArray[np.float64]:
+    """Return draws of a step that keep what may be waiting for others: of what they gain, at most so much is none.
+
+    Args:
+        times_us: draws of a step that takes all transfers for transfers.
+        now_us: the run's own step.
+        waits_us: by draw, what of its transfers is waiting.
+    """
+    found: NDArray[np.float64] = times_us + np.minimum(waits_us, np.maximum(now_us - times_us, 0.0))
+    return found
+
+
 @lru_cache(maxsize=8)
 def _normal_quantiles(number: int) -> NDArray[np.float64]:
     normal = NormalDist()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.prediction.constants import EQUAL_SHARE, NODE_FACTORS, SCALING_SIGMA
-from paro_advise.advisor.prediction.sampler import Sampler
+from paro_advise.advisor.prediction.sampler import Sampler, with_waits
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, demand_us, measured_links, step_us
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Effort, RingAlgorithm, effort_of
@@ -85,6 +85,7 @@ class Basis:
         links: draws.
         anchor: by draw, what the measured step corrects exposed time by; beside a GPU whole steps.
         arithmetic: by draw, of arithmetic that nobody measured to its median.
+        waits_us: by draw, what of the run's transfers is waiting for ranks without a trace.
         base, chosen: how it runs and how it shall run.
         bias: what earlier comparisons correct speed-ups by, as a logarithm.
     """
@@ -96,6 +97,7 @@ class Basis:
     base: Candidate
     chosen: Candidate
     bias: float
+    waits_us: NDArray[np.float64] | float = 0.0
 
 
 def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
@@ -154,7 +156,8 @@ def anchored_us(
     times: NDArray[np.float64] = floor * basis.arithmetic + exposed * noise
     if basis.calibration.is_gpu and not basis.calibration.compute_sigma:
         times = np.maximum(times, demand_us(calibration, candidate, drawn))
-    return times
+    is_as_now = calibration is basis.calibration and candidate == basis.base
+    return times if is_as_now else with_waits(times, basis.calibration.step_us, basis.waits_us)
 
 
 def wider(candidate: Candidate, calibration: Calibration, more: Calibration) -> Candidate:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.prediction.constants import (
     LEAST_MOVING_SHARE,
+    UNLIKE_RATIO,
     UNTRACED_RATIO,
     UNTRACED_SHARE,
     WHOLE_MESSAGE_BYTES,
@@ -52,7 +53,30 @@ def waits_for_untraced(analysis: Analysis) -> str:
     return ""
 
 
-def _slower_than_their_group(moved: list[CollectiveEntry], links: Sequence[Link]) -> tuple[float, float]:
+def may_wait_us(analysis: Analysis) -> tuple[float, float]:
+    """Return what of a step's transfers may be waits for untraced ranks (us), and how many times as slow it is.
+
+    It shows where collectives of one kind and group move their bytes at rates that differ by more than links do. What
+    runs beside them on the same links does that as well, so that it may be all of it or nothing.
+    """
+    run, step_us = analysis.run, analysis.breakdown_us.step_us
+    if run.collectives_use_cores or not run.world_size or len(run.ranks) >= run.world_size or step_us <= 0:
+        return 0.0, 1.0
+    of_kind: dict[str, list[CollectiveEntry]] = {}
+    for entry in analysis.collectives:
+        if entry.state in MODEL_STATES:
+            of_kind.setdefault(entry.op, []).append(entry)
+    slower = [_slower_than_their_group(moved, analysis.links, UNLIKE_RATIO) for moved in of_kind.values()]
+    known_us = sum(state.wait_us or 0.0 for name, state in analysis.states.items() if name in MODEL_STATES)
+    found_us = sum(us for us, _ in slower) - known_us
+    if found_us < UNTRACED_SHARE * step_us:
+        return 0.0, 1.0
+    return found_us, max(ratio for _, ratio in slower)
+
+
+def _slower_than_their_group(
+    moved: list[CollectiveEntry], links: Sequence[Link], least_ratio: float = UNTRACED_RATIO
+) -> tuple[float, float]:
     """Return what those that are much slower take longer than at their group's best rate (us), and how many times.
 
     The latency that sizes have told counts for none of it.
@@ -72,7 +96,7 @@ def _slower_than_their_group(moved: list[CollectiveEntry], links: Sequence[Link]
     total_us, most = 0.0, 1.0
     for found in rates.values():
         best = max(rate for rate, _, _ in found)
-        slow = [(rate, us, entry) for rate, us, entry in found if rate > 0 and best >= UNTRACED_RATIO * rate]
+        slow = [(rate, us, entry) for rate, us, entry in found if rate > 0 and best >= least_ratio * rate]
         total_us += sum(entry.count * us * (1 - rate / best) for rate, us, entry in slow)
         most = max([most, *(best / rate for rate, _, _ in slow)])
     return total_us, most
