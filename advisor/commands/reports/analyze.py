@@ -100,8 +100,7 @@ def command(
     notices = [*read.notices, *(hta.notices if hta else ())]
     analysis = build_analysis(read.facts, notices, options, inputs.captured)
     _refuse_mixed_sample(analysis)
-    entries = tuple(replace(entry, path=shown(entry.path)) for entry in analysis.run.inputs)
-    analysis = replace(analysis, run=replace(analysis.run, inputs=entries))
+    analysis = _with_names(analysis, shown)
     written = _write(analysis, read, hta, output=output, json_target=json_target, force=force)
     if targets.are_files:
         click.echo(analysis_text(analysis))
@@ -116,6 +115,12 @@ def command(
         progress.say(f"next: paro-advise analyze {words} -o report.html")
     if analysis.run.strategy.triple and (analysis.run.world_size or 1) > 1 and analysis.step_time_us.values:
         progress.say(f"next: paro-advise recommend {words} -o plan.json")
+
+
+def _with_names(analysis: Analysis, shown: Callable[[str], str]) -> Analysis:
+    """Return an analysis whose inputs have the names that the user knows."""
+    entries = tuple(replace(entry, path=shown(entry.path)) for entry in analysis.run.inputs)
+    return replace(analysis, run=replace(analysis.run, inputs=entries))
 
 
 def _say_hta(hta: HtaFigures | None) -> None:

@@ -39,7 +39,7 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
     step_parts,
     updates_on_host_us,
 )
-from paro_advise.advisor.prediction.fitting.untraced_waits import may_wait_us, waits_for_untraced
+from paro_advise.advisor.prediction.fitting.untraced_waits import may_wait_us, untraced_notes, waits_for_untraced
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers, has_unknown_placement
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
@@ -88,12 +88,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     notes += [*tiers.notes, *arithmetic_note(parts, analysis), *queue_notes(analysis, queues)]
     notes += [*_ambiguities(analysis, computing, micro), *([] if gloo else [_SLOWING])]
     notes += [_ROOT] if not gloo and (model.root_bytes or model.front_bytes) else []
-    untraced_us, times_as_slow = may_wait_us(analysis)
-    if untraced_us:
-        notes.append(
-            f"{time_text(untraced_us)} of a step is in collectives that move up to {times_as_slow:.1f} times as slowly "
-            "as others like them: between none and all of that is taken to be waiting for ranks without a trace"
-        )
+    notes += untraced_notes(*may_wait_us(analysis))
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
@@ -133,7 +128,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
-        untraced_us=untraced_us,
+        untraced_us=may_wait_us(analysis)[0],
         assumptions=tuple(notes),
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )
