@@ -98,9 +98,8 @@ def command(
         skip_steps=skip_steps,
     )
     notices = [*read.notices, *(hta.notices if hta else ())]
-    analysis = build_analysis(read.facts, notices, options, inputs.captured)
+    analysis = _with_names(build_analysis(read.facts, notices, options, inputs.captured), shown)
     _refuse_mixed_sample(analysis)
-    analysis = _with_names(analysis, shown)
     written = _write(analysis, read, hta, output=output, json_target=json_target, force=force)
     if targets.are_files:
         click.echo(analysis_text(analysis))
