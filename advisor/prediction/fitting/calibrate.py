@@ -39,7 +39,7 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
     step_parts,
     updates_on_host_us,
 )
-from paro_advise.advisor.prediction.fitting.untraced_waits import may_wait_us, untraced_notes, waits_for_untraced
+from paro_advise.advisor.prediction.fitting.untraced_waits import may_wait_us, waits_for_untraced
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers, has_unknown_placement
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
@@ -88,7 +88,6 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     notes += [*tiers.notes, *arithmetic_note(parts, analysis), *queue_notes(analysis, queues)]
     notes += [*_ambiguities(analysis, computing, micro), *([] if gloo else [_SLOWING])]
     notes += [_ROOT] if not gloo and (model.root_bytes or model.front_bytes) else []
-    notes += untraced_notes(*may_wait_us(analysis))
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
@@ -128,11 +127,10 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
-        untraced_us=may_wait_us(analysis)[0],
         assumptions=tuple(notes),
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )
-    return unprofiled(_at_the_slowest(traced, analysis), analysis.captured)
+    return unprofiled(_with_untraced(_at_the_slowest(traced, analysis), analysis), analysis.captured)
 
 
 def _ambiguities(analysis: Analysis, computing: Strategy, micro: int) -> list[str]:
@@ -181,6 +179,18 @@ def _at_the_slowest(traced: Calibration, analysis: Analysis) -> Calibration:
         late_us=0.0,
         most_late_us=0.0,
     )
+
+
+def _with_untraced(traced: Calibration, analysis: Analysis) -> Calibration:
+    """Return a run with what of its transfers may be waiting for ranks without a trace."""
+    untraced_us, times_as_slow = may_wait_us(analysis)
+    if not untraced_us:
+        return traced
+    note = (
+        f"{time_text(untraced_us)} of a step is in collectives that move up to {times_as_slow:.1f} times as slowly as "
+        "others like them: between none and all of that is taken to be waiting for ranks without a trace"
+    )
+    return replace(traced, untraced_us=untraced_us, assumptions=(*traced.assumptions, note))
 
 
 def _at_the_longest(traced: Calibration, uneven_us: float) -> Calibration:

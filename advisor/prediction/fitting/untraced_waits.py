@@ -74,17 +74,6 @@ def may_wait_us(analysis: Analysis) -> tuple[float, float]:
     return found_us, max(ratio for _, ratio in slower)
 
 
-def untraced_notes(may_wait_us: float, times_as_slow: float) -> list[str]:
-    """Return what is assumed of that, as plans say it."""
-    if not may_wait_us:
-        return []
-    told = (
-        f"{time_text(may_wait_us)} of a step is in collectives that move up to {times_as_slow:.1f} times as slowly as "
-        "others like them: between none and all of that is taken to be waiting for ranks without a trace"
-    )
-    return [told]
-
-
 def _slower_than_their_group(
     moved: list[CollectiveEntry], links: Sequence[Link], least_ratio: float = UNTRACED_RATIO
 ) -> tuple[float, float]:
