@@ -71,9 +71,8 @@ def build_analysis(
     training = observe_training(run)
     states = state_summaries(aligned, run, links, fabric)
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
-    parts, idle, work = breakdown(run), idle_parts(run), computing(run)
-    collectives = collective_entries(aligned, run)
-    copied_out_us, copied_in_us = copied_us(run)
+    parts, idle, work, collectives = breakdown(run), idle_parts(run), computing(run), collective_entries(aligned, run)
+    (copied_out_us, copied_in_us), uneven = copied_us(run), uneven_us(run)
     analysis = Analysis(
         format=FORMAT.name,
         format_version=FORMAT.version,
@@ -113,7 +112,8 @@ def build_analysis(
         memory=memory_peaks(run),
         slow_groups=tuple(find_slow_groups(aligned, run)),
         late_once_us=lateness.once_us,
-        uneven_us=uneven_us(run),
+        uneven_us=uneven[0],
+        uneven_anew_us=uneven[1],
         passes=pass_times(run),
         copied_out_us=copied_out_us,
         copied_in_us=copied_in_us,

@@ -416,9 +416,8 @@ class Analysis:
     slow_groups: tuple[SlowGroup, ...] = ()  # since 1.1; process groups whose links are slower than their peers'
     late_once_us: float = 0.0  # since 1.2; waiting that is left where ranks wait for each other once a step only
     passes: PassTimes | None = None  # since 1.2; None where it is not known what launched most of the computing
-    uneven_us: float = (
-        0.0  # since 1.2; how much longer the rank that computes longest in a step does than ranks on average
-    )
+    uneven_us: float = 0.0  # since 1.2; how much longer than ranks on average one computes in each step, the longest
+    uneven_anew_us: float = 0.0  # since 1.2; of it, what differs from step to step, as sequences of unlike length do
 
     @property
     def exposed_together_us(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -65,12 +66,23 @@ def breakdown(run: Run) -> Breakdown:
     )
 
 
-def uneven_us(run: Run) -> float:
-    """Return how much longer than ranks on average the one computes that does so longest, mean over steps."""
-    of_step: dict[str, list[float]] = {}
-    for step in run.steps:
-        of_step.setdefault(step.label, []).append(step.compute_us)
-    return float(np.mean([max(times) - np.mean(times) for times in of_step.values()])) if of_step else 0.0
+def uneven_us(run: Run) -> tuple[float, float]:
+    """Return how much longer than ranks on average one computes in each step, and what of that is another's each time.
+
+    The latter is the same of what each rank computes beyond its own mean over S steps, times the root of S / (S - 1):
+    that mean holds a part of each step itself.
+    """
+    of_rank = {rank: {step.label: step.compute_us for step in source.steps} for rank, source in run.timed}
+    labels = set.intersection(*map(set, of_rank.values())) if of_rank else set()
+    if not labels:
+        return 0.0, 0.0
+    times = np.array([[steps[label] for label in sorted(labels)] for steps in of_rank.values()])
+    beyond = times - times.mean(axis=0)
+    whole = float(beyond.max(axis=0).mean())
+    if len(labels) < 2:
+        return whole, 0.0
+    anew = beyond - beyond.mean(axis=1, keepdims=True)
+    return whole, min(whole, float(anew.max(axis=0).mean()) * math.sqrt(len(labels) / (len(labels) - 1)))
 
 
 def idle_parts(run: Run) -> IdleParts | None:

@@ -72,7 +72,8 @@ class Calibration:
         host_work_us: of a run that its host does not bind, what this works in a step while a profiler records, beneath
             communication and arithmetic; 0 where it is not known.
         slower_us: of it, what the slowest rank computes longer than any that is no straggler, where it sets the pace.
-        uneven_us: beyond it, how much longer the rank takes that computes longest in a step, another one each time.
+        uneven_us: beyond it, how much longer the rank takes that computes longest in a step.
+        uneven_anew_us: of that, what is another rank's in each step.
         copied_out_us: of it, what lays gathered parameters out, once for each gather.
         copied_in_us: of it, what lays gradients out, before each reduction.
         host_update_us: how long devices idle in a step because the optimizer steps on the host, beside ``fixed_us``.
@@ -195,6 +196,7 @@ class Calibration:
     host_update_us: float = 0.0
     slower_us: float = 0.0
     uneven_us: float = 0.0
+    uneven_anew_us: float = 0.0
     untraced_us: float = 0.0
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0

@@ -233,12 +233,14 @@ def offloaded(calibration: Calibration, candidate: Candidate, host_gbps: float, 
 def longer_us(calibration: Calibration, candidate: Candidate) -> float:
     """Return how much longer than ranks on average those compute in a step that the others wait for.
 
-    Ranks that meet in each micro-batch wait for the longest in each. Where these are independent, the square of a
-    step's spread is the sum of theirs: together they are as much wider as the root of their number.
+    Ranks that meet in each micro-batch wait for the longest in each. Of what is another's each time, the square of a
+    step's spread is the sum of theirs, as of independent ones: together they are as much wider as the root of their
+    number. What is one rank's all the time is waited for once, however often ranks meet.
     """
     strategy = candidate.strategy
     meet = strategy.parameter != Level.N or procedure_of(strategy).reduce or candidate.replicates_each_pass
-    return calibration.uneven_us * (math.sqrt(calibration.micro_batches) if meet else 1.0)
+    more = math.sqrt(calibration.micro_batches) - 1 if meet else 0.0
+    return calibration.uneven_us + more * calibration.uneven_anew_us
 
 
 def _host_share(calibration: Calibration) -> float:

@@ -122,7 +122,7 @@ LITTLE_UPDATE_SHARE = 0.1  # of the host's time in the optimizer's step, below w
 # Reduced at once (elements): DeepSpeed's default reduce_bucket_size, deepspeed/runtime/zero/config.py
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
 BEHIND_SHARE = 0.9  # of gathers in backward exposed, from which none was issued ahead; assumed, range 0.8 to 0.95
-BESIDE_UPDATES_SHARE = 0.9  # of it exposed, below which parameters came back beside more than other updates; assumed
+BESIDE_UPDATES_SHARE = 0.9  # of gathers of updated parameters exposed, below which forward ran beside them; assumed
 UNEVEN_SHARE = 0.03  # of computing, by which the longest rank's differs, from which ranks are uneven; assumed
 BLOCKING_SHARE = 0.97  # of a state's time exposed, from which nothing of it ran beside compute; assumed
 

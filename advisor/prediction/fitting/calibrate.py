@@ -166,7 +166,7 @@ def _at_the_slowest(traced: Calibration, analysis: Analysis) -> Calibration:
     slow = {rank for straggler in late for rank in (straggler.rank, *straggler.alike)}
     entry = max((e for e in analysis.ranks if e.rank in slow), key=lambda e: e.compute_us, default=None)
     if entry is None or not traced.is_gpu or traced.late_us <= 0 or entry.compute_us <= traced.compute_us:
-        return _at_the_longest(traced, analysis.uneven_us)
+        return _at_the_longest(traced, analysis)
     others_us = max((e.compute_us for e in analysis.ranks if e.rank not in slow), default=traced.compute_us)
     mean_exposed_us = analysis.breakdown_us.exposed_communication or 0.0
     hidden_us = traced.overlapped_us + mean_exposed_us - traced.late_us - entry.exposed_communication_us
@@ -193,18 +193,21 @@ def _with_untraced(traced: Calibration, analysis: Analysis) -> Calibration:
     return replace(traced, untraced_us=untraced_us, assumptions=(*traced.assumptions, note))
 
 
-def _at_the_longest(traced: Calibration, uneven_us: float) -> Calibration:
-    """Return a run whose ranks compute unlike amounts, as of sequences of unlike length, each the most in its turn.
+def _at_the_longest(traced: Calibration, analysis: Analysis) -> Calibration:
+    """Return a run whose ranks compute unlike amounts, as of sequences of unlike length.
 
     That is hidden while communication takes longer; as a constant of what was seen of it too little would be left.
+    Stages of a pipeline do so by design, and do not meet.
     """
-    if not traced.is_gpu or uneven_us < UNEVEN_SHARE * traced.compute_us:
+    uneven_us, anew_us = analysis.uneven_us, analysis.uneven_anew_us
+    is_even = uneven_us < UNEVEN_SHARE * traced.compute_us
+    if not traced.is_gpu or is_even or "pipeline" in analysis.model_parallel:
         return traced
     note = (
-        f"ranks compute unlike amounts, the one that does most in a step {time_text(uneven_us)} more than on average: "
-        "each is taken to have the most in its turn, in each micro-batch anew"
+        f"ranks compute unlike amounts, the one that does most in a step {time_text(uneven_us)} more than on average; "
+        f"of that {time_text(anew_us)} are taken to be another rank's in each micro-batch"
     )
-    found = replace(traced, uneven_us=uneven_us, assumptions=(*traced.assumptions, note))
+    found = replace(traced, uneven_us=uneven_us, uneven_anew_us=anew_us, assumptions=(*traced.assumptions, note))
     seen_us = min(traced.late_us, longer_us(found, baseline_candidate(found)))
     return replace(
         found,

@@ -156,6 +156,7 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
         aside_us=rest * traced.aside_us,
         slower_us=rest * traced.slower_us,
         uneven_us=rest * traced.uneven_us,
+        uneven_anew_us=rest * traced.uneven_anew_us,
         untraced_us=rest * traced.untraced_us,
         update=traced.update.scaled(rest),
         fixed_us=fixed,

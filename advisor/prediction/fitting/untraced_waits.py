@@ -54,10 +54,10 @@ def waits_for_untraced(analysis: Analysis) -> str:
 
 
 def may_wait_us(analysis: Analysis) -> tuple[float, float]:
-    """Return what of a step's transfers may be waits for untraced ranks (us), and how many times as slow it is.
+    """Return how long transfers of a step may wait for untraced ranks (us), and how many times as long they take.
 
-    It shows where collectives of one kind and group move their bytes at rates that differ by more than links do. What
-    runs beside them on the same links does that as well, so that it may be all of it or nothing.
+    Such waits show where collectives of one kind and group move their bytes at rates that differ by more than links do.
+    What runs beside some of them on the same links does that as well: all of it may be waiting, or nothing.
     """
     run, step_us = analysis.run, analysis.breakdown_us.step_us
     if run.collectives_use_cores or not run.world_size or len(run.ranks) >= run.world_size or step_us <= 0:
