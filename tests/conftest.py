@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 # With it a line and its end are two writes, between which another rank's line may come.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# Shells let what they start in the background ignore Ctrl-C, and programs that are started from there too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"  # runs cut short, see its README

@@ -115,13 +115,7 @@ class ShardedModule(nn.Module):
         Raises:
             UsageError: see ``__deepcopy__``.
         """
-        whole = engine_of(self).levels.parameter == Level.N
-        # Gradients, which a copy would take along, are not pickled.
-        memo = {
-            id(parameter): nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-            for parameter in (self.parameters() if whole else ())
-        }
-        plain = copy.deepcopy(self, memo)
+        plain = copy.deepcopy(self)
         return object.__new__, (type(plain),), plain.__dict__
 
     @contextmanager
