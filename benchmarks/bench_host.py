@@ -17,7 +17,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples/frameworks"
 FRAMEWORKS = ("fsdp2", "fsdp1", "ddp", "deepspeed")
@@ -90,10 +93,14 @@ def train(kind: str) -> float:
 
 def measure(kind: str) -> float:
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29771", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, __file__, "--train", kind], env=environment, capture_output=True, text=True, check=False
-    )
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29771"}
+    return cpu_ms(kind, [sys.executable, __file__, "--train", kind], environment)
+
+
+def cpu_ms(kind: str, command: Sequence[str], environment: Mapping[str, str]) -> float:
+    """Run a job that prints "cpu_ms" and a number; return that."""
+    environment = {**environment, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("cpu_ms ")]
     if not lines:
         sys.exit(f"{kind} failed:\n{done.stderr[-2000:]}")

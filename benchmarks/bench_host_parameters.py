@@ -13,10 +13,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
+
+from bench_host import cpu_ms
 
 RANKS, WIDTH, BLOCKS, STEPS, WARM_UP = 2, 16, 40, 16, 4
 STRATEGIES = ("GGG", "NNG", "IIG")
@@ -70,18 +71,9 @@ def train(kind: str, parameters: int) -> float:
 def measure(kind: str, parameters: int) -> float:
     """Run one job; return rank 0's figure."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [*command, "--train", kind, "--parameters", str(parameters)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    return cpu_ms(
+        kind, [*command, "--train", kind, "--parameters", str(parameters)], os.environ | {"OMP_NUM_THREADS": "1"}
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("cpu_ms ")]
-    if not lines:
-        sys.exit(f"{kind} failed:\n{done.stderr[-2000:]}")
-    return float(lines[-1].split()[1])
 
 
 def main() -> None:

@@ -31,11 +31,11 @@ def waits_for_untraced(analysis: Analysis) -> str:
     be waiting for ranks that have traces.
     """
     run, step_us = analysis.run, analysis.breakdown_us.step_us
-    if run.collectives_use_cores or not run.world_size or len(run.ranks) >= run.world_size or step_us <= 0:
+    if not _lacks_ranks(analysis):
         return ""
     moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATES]
     states = [state for name, state in analysis.states.items() if name in MODEL_STATES]
-    known_us = sum(state.wait_us or 0.0 for state in states)
+    known_us = _known_waits_us(analysis)
     slow_us, ratio = _slower_than_their_group(moved, analysis.links)
     transfers_us = sum(state.transfer_us or 0.0 for state in states)
     rare_us = transfers_us - sum(entry.count * (entry.p50_us or 0.0) for entry in moved)
@@ -59,19 +59,29 @@ def may_wait_us(analysis: Analysis) -> tuple[float, float]:
     Such waits show where collectives of one kind and group move their bytes at rates that differ by more than links do.
     What runs beside some of them on the same links does that as well: all of it may be waiting, or nothing.
     """
-    run, step_us = analysis.run, analysis.breakdown_us.step_us
-    if run.collectives_use_cores or not run.world_size or len(run.ranks) >= run.world_size or step_us <= 0:
+    if not _lacks_ranks(analysis):
         return 0.0, 1.0
     of_kind: dict[str, list[CollectiveEntry]] = {}
     for entry in analysis.collectives:
         if entry.state in MODEL_STATES:
             of_kind.setdefault(entry.op, []).append(entry)
     slower = [_slower_than_their_group(moved, analysis.links, UNLIKE_RATIO) for moved in of_kind.values()]
-    known_us = sum(state.wait_us or 0.0 for name, state in analysis.states.items() if name in MODEL_STATES)
-    found_us = sum(us for us, _ in slower) - known_us
-    if found_us < UNTRACED_SHARE * step_us:
+    found_us = sum(us for us, _ in slower) - _known_waits_us(analysis)
+    if found_us < UNTRACED_SHARE * analysis.breakdown_us.step_us:
         return 0.0, 1.0
     return found_us, max(ratio for _, ratio in slower)
+
+
+def _lacks_ranks(analysis: Analysis) -> bool:
+    """Tell whether devices were timed, and some ranks have no trace."""
+    run = analysis.run
+    is_timed = analysis.breakdown_us.step_us > 0 and not run.collectives_use_cores
+    return is_timed and bool(run.world_size) and len(run.ranks) < (run.world_size or 0)
+
+
+def _known_waits_us(analysis: Analysis) -> float:
+    """Return how long a step waits for ranks that have traces."""
+    return sum(state.wait_us or 0.0 for name, state in analysis.states.items() if name in MODEL_STATES)
 
 
 def _slower_than_their_group(
