@@ -74,12 +74,17 @@ def derived(shown_as: type, bases: tuple[type, ...], members: Mapping[str, objec
     return made
 
 
-def shown_as_base(cls: type) -> type:
-    """Return a class that something was mixed into as one of the name of what it was mixed into, always the same."""
+def shown_as_base(cls: type, **own: object) -> type:
+    """Return a class that something was mixed into as one of the name of what it was mixed into, always the same.
+
+    Args:
+        cls: the class.
+        own: members in the place of its own, the same at each call.
+    """
     found: type | None = vars(cls).get(_SHOWN)
     if found is None:
         members = {name: value for name, value in vars(cls).items() if name not in ("__module__", "__qualname__")}
-        found = derived(without_first(cls), cls.__bases__, members)
+        found = derived(without_first(cls), cls.__bases__, members | own)
         setattr(cls, _SHOWN, found)  # a class of its own for each module would have each of them compiled anew
     return found
 

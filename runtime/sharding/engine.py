@@ -31,7 +31,9 @@ from paro_advise.runtime.sharding.phases.edits import Edits, weights_are_given
 from paro_advise.runtime.sharding.phases.gradients import GradientReducer
 from paro_advise.runtime.sharding.phases.homes import ParameterHomes
 from paro_advise.runtime.sharding.phases.lost_edits import GatheredCopies, WholeInForward
+from paro_advise.runtime.sharding.phases.lost_gradients import check_output
 from paro_advise.runtime.sharding.phases.passes import RankPasses
+from paro_advise.runtime.sharding.phases.returned_views import ReturnedViews
 from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class Engine:
         self._handles: list[RemovableHandle] = []
         self._copies: list[GatheredCopies] = []
         self._gathered_by_hand: dict[str, WholeInForward] = {}
+        self._returned = ReturnedViews()
         reductions = executor_for(device, "a reduction of gradients")
         updates = executor_for(device, "an update of parameters", depth=len(specs) + 1)
         self.usage = Usage(specs, device)
@@ -235,7 +238,7 @@ class Engine:
             self._handles.append(unit.spec.module.register_forward_pre_hook(hook, prepend=True))
             self._watch_changes(unit)
             if self.levels.parameter != Level.N and unit.spec.training and self.homes.frees_after_forward(unit):
-                self._handles.append(unit.spec.module.register_forward_hook(_check_output(unit)))
+                self._handles.append(unit.spec.module.register_forward_hook(check_output(unit)))
         names, units = self.settings.cast_modules, [unit.spec.module for unit in self.units]
         casts = units if names is None else map(self.model.get_submodule, names)
         outputs = {self.model.get_submodule(name): dtype for name, dtype in self.settings.output_dtypes}
@@ -272,6 +275,10 @@ class Engine:
             if differs():
                 watched.end()
 
+        if is_sharded:
+            self._handles.append(
+                unit.spec.module.register_forward_hook(uncompiled(self._returned.hook_of(unit)), prepend=True)
+            )
         # After FSDP2 has gathered, and before it frees.
         self._handles.append(unit.spec.module.register_forward_pre_hook(begin))
         self._handles.append(unit.spec.module.register_forward_hook(end, prepend=True))
@@ -464,6 +471,7 @@ class Engine:
         """Bring the gradients to the optimizer's parameters."""
         for copies in self._copies:
             copies.end()
+        self._returned.check()
         self.end_gathered_by_hand()
         self.homes.rest(self.arrangement)
         self.edits.before_step()
@@ -474,24 +482,7 @@ class Engine:
         if self.settings.offload_optimizer:
             for shard in self.shards.shards.values():
                 set_gradient(shard, None)
+        self._returned.retire()
         self.gradients.after_step()
         self.updates.publish(wait=not self.settings.overlap_updates)
         self.edits.note_all()
-
-
-def _check_output(unit: UnitState) -> Callable[[nn.Module, object, object], None]:
-    """Return a hook that makes sure that FSDP2 notices when backward reaches a unit that it has freed."""
-
-    @uncompiled
-    def check(module: nn.Module, _: object, output: object) -> None:
-        wants = torch.is_grad_enabled() and any(slot.parameter.requires_grad for slot in unit.spec.training)
-        if wants and not fsdp2.tensors_with_gradient(output):
-            raise UsageError(
-                "a unit whose parameters are freed after forward must return a tensor that wants a gradient, alone or "
-                f"in a tuple, list, dict or dataclass, got a {type(output).__name__} without one from "
-                f"{type(module).__name__.removeprefix('FSDP')}",
-                hint="return the loss or the hidden states, run passes that train nothing under torch.no_grad(), "
-                "choose other units, or a strategy N..",
-            )
-
-    return check

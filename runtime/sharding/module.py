@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.base_methods import stand_beneath
+from paro_advise.runtime.hook_places import held_place
 from paro_advise.runtime.mixins import beneath, mixed_in, without_first, without_second
 from paro_advise.runtime.sharding.engine import FACTOR_SETTER, Engine
+from paro_advise.runtime.sharding.parameters.fsdp2 import copied_module
 from paro_advise.runtime.sharding.parameters.whole import saved_form
 from paro_advise.runtime.sharding.states.whole_states import own_rows_of
 
@@ -85,28 +88,23 @@ class ShardedModule(nn.Module):
         """Return a plain model with the same values, which trains and evaluates by itself.
 
         Raises:
-            UsageError: this rank does not hold the whole model.
+            UsageError: this rank does not hold the whole model, and in the script's framework would not either.
         """
         engine = engine_of(self)
-        if engine.levels.parameter != Level.N:
+        is_sharded = engine.levels.parameter != Level.N
+        if is_sharded and engine.whole_reader is None:
             raise UsageError(
                 f"a copy needs the whole model on every rank, got one whose parameters are sharded by {engine.levels}",
                 hint="save or copy model.state_dict(), or choose a strategy that replicates parameters (N..)",
             )
         engine.show_parameters()
-        memo.update((id(hook), _do_nothing) for hook in engine.hooks)
+        if is_sharded:
+            memo.update(_whole_copies(engine))
+        memo.update((id(hook), held_place) for hook in (*engine.hooks, _save_part))
         plain = without_second(type(self))
-        copied: nn.Module = object.__new__(plain)
-        memo[id(self)] = copied
-        # What the model's class itself leaves out of copies (Lightning: its trainer) stays out.
-        state = object.__reduce_ex__(self, 2)[2]
-        copied.__setstate__(copy.deepcopy(state, memo))  # type: ignore[no-untyped-call]  # as torch declares it
+        copied = copied_module(self, without_second(plain) if issubclass(plain, FSDPModule) else plain, memo)
         for part in copied.modules():
             part.__dict__.pop(FACTOR_SETTER, None)
-            # A module's tables of hooks have no public names.
-            for table in (part._state_dict_hooks, part._forward_hooks, part._forward_pre_hooks):  # noqa: SLF001
-                for key in [key for key, hook in table.items() if hook in (_save_part, _do_nothing)]:
-                    del table[key]
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -231,8 +229,12 @@ def _states_to_save(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
                 yield slot, engine.arrangement.as_sharded(unit, place, engine.edits.to_save(unit, place))
 
 
-def _do_nothing(*_: object, **__: object) -> None:
-    """Stand where a hook of ours was, in a copy."""
+def _whole_copies(engine: Engine) -> Iterator[tuple[int, nn.Parameter]]:
+    """Gather the parameters that ranks share, on all of them or as rank 0 asks; yield whole ones by the ids of ours."""
+    assert engine.whole_reader is not None
+    for slot, value in engine.whole_reader.parameters():
+        # Not what another parameter, or the model, is made of: a copy may be changed.
+        yield id(slot.parameter), nn.Parameter(value.detach().clone(), requires_grad=slot.parameter.requires_grad)
 
 
 def _save_part(part: nn.Module, found: StateDict, prefix: str, _: object) -> None:

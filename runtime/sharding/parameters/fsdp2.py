@@ -8,6 +8,7 @@ docs/gpu.md.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -30,7 +31,7 @@ from paro_advise.runtime.sharding.parameters.owned import set_gradient
 from paro_advise.runtime.sharding.parameters.rows import cut_dimension
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -42,6 +43,17 @@ if TYPE_CHECKING:
 
     Gather = Callable[[torch.Tensor, torch.Tensor], None]
     Deliver = Callable[[list[torch.Tensor | None]], None]
+
+
+# Where a module keeps what it calls; they have no public names.
+_HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_load_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+)
 
 
 class _Gatherer(PlainMemory, AllGather):
@@ -105,7 +117,7 @@ def wrap(
             shard_placement_fn=lambda parameter: Shard(cut_dimension(parameter.shape, num_ranks)),
             ignored_params=set(unit.ignored.values()),
         )
-        unit.module.__class__ = shown_as_base(type(unit.module))
+        unit.module.__class__ = shown_as_base(type(unit.module), __deepcopy__=_copied_part)
     module = unit.module
     assert isinstance(module, FSDPModule)
     if not unit.slots:
@@ -316,6 +328,60 @@ def hook_handles(root: nn.Module) -> list[RemovableHandle]:
     return [single for handle in found for single in getattr(handle, "handles", (handle,))]
 
 
+def _copied_part(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a plain copy of a unit's module, in the place of FSDP2's refusal."""
+    return copied_module(module, without_first(type(module)), memo)
+
+
+def copied_module(module: nn.Module, plain: type, memo: dict[int, Any]) -> nn.Module:
+    """Return a copy of a module that nothing gathers for; its parameters are copied by their own way.
+
+    Args:
+        module: its class may be FSDP2's.
+        plain: the class of the copy.
+        memo: what ``copy.deepcopy`` has copied.
+    """
+    states = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]  # noqa: SLF001
+    memo.update((id(hook), held_place) for hook in _own_hooks(states))
+    memo.update((id(state), None) for state in states)
+    copied: nn.Module = object.__new__(plain)
+    memo[id(module)] = copied
+    # What the model's class itself leaves out of copies (Lightning: its trainer) stays out.
+    state = object.__reduce_ex__(module, 2)[2]
+    copied.__setstate__(copy.deepcopy(state, memo))  # type: ignore[no-untyped-call]  # as torch declares it
+    for part in copied.modules():
+        _forget_marks(part)
+        for name in _HOOK_TABLES:
+            table = getattr(part, name)
+            for key in [key for key, hook in table.items() if hook is held_place]:
+                del table[key]
+    return copied
+
+
+def _own_hooks(states: Iterable[FSDPState]) -> Iterator[object]:
+    """Return the functions that modules call for FSDP2."""
+    handles = [state._pre_forward_hook_handle for state in states]  # noqa: SLF001
+    handles += [state._post_forward_hook_handle for state in states]  # noqa: SLF001
+    for group in (group for state in states for group in _groups_of(state)):
+        handles += [parameter._post_load_hook_handle for parameter in group.fsdp_params]  # noqa: SLF001
+        handles += group._module_to_pre_save_state_dict_hook_handle.values()  # noqa: SLF001
+        handles += group._module_to_pre_load_state_dict_hook_handle.values()  # noqa: SLF001
+    # Modules that were wrapped together have one handle of many.
+    singles = [single for handle in handles for single in getattr(handle, "handles", (handle,))]
+    tables = [(single.hooks_dict_ref(), single.id) for single in singles]
+    yield from (table[key] for table, key in tables if table is not None and key in table)
+
+
+def _forget_marks(module: nn.Module) -> None:
+    """Take what FSDP2 has noted off a module; marks of torch's other composable functions, as checkpoint's, stay."""
+    states, registry = module.__dict__.get(STATE_KEY, {}), module.__dict__.get(REGISTRY_KEY, {})
+    for function in [item for item in states if item.__name__ == fully_shard.__name__]:
+        del states[function]
+    registry.pop(fully_shard.__name__, None)
+    module.__dict__.pop("_is_fsdp_managed_module", None)
+    module.__dict__.pop("_fsdp_use_orig_params", None)
+
+
 def hold_hook_places(module: nn.Module) -> None:
     """Mark where FSDP2's functions stand among a module's hooks, for those of a plan that do their work."""
     before, after = module._forward_pre_hooks, module._forward_hooks  # noqa: SLF001 - they have no public names
@@ -396,14 +462,10 @@ def unwrap(module: nn.Module, refuse_late: Callable[..., NoReturn]) -> None:
         ):
             for handle in handles.values():
                 handle.remove()
-    # What other composable functions of torch's have left there, such as checkpoint's, stays.
-    states, registry = module.__dict__.get(STATE_KEY, {}), module.__dict__.get(REGISTRY_KEY, {})
-    for function in [item for item in states if item.__name__ == fully_shard.__name__]:
-        del states[function]
-    registry.pop(fully_shard.__name__, None)
     _module_state_mapping.pop(module, None)
     with beneath(module):
         module.__class__ = without_first(type(module))
+    _forget_marks(module)
     for part in module.modules():
         part.__dict__.pop("_is_fsdp_managed_module", None)
         part.__dict__.pop("_fsdp_use_orig_params", None)

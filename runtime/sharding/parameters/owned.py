@@ -147,19 +147,23 @@ class Owned(torch.Tensor):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Return what a plain parameter is saved as, so that it can be read without this package."""
-        values = as_plain_tensor(self)
-        if isinstance(values, DTensor) and WholeReads.are_saved_whole:
-            assert isinstance(self, DTensor)
-            values = WholeReads.whole(values, of=self)
-        plain = nn.Parameter(values, requires_grad=self.requires_grad)
+        plain = nn.Parameter(self._as_framework_has_it(), requires_grad=self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]  # torch's is untyped
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         """Return a plain parameter: a copy belongs to no strategy, and has no gradient, as torch's own copies."""
         if id(self) not in memo:
-            memo[id(self)] = nn.Parameter(self.detach().clone(), requires_grad=self.requires_grad)
+            memo[id(self)] = nn.Parameter(self._as_framework_has_it().clone(), requires_grad=self.requires_grad)
         found: torch.Tensor = memo[id(self)]
         return found
+
+    def _as_framework_has_it(self) -> torch.Tensor:
+        """Return the values, whole where the script's framework has every rank hold them."""
+        values = as_plain_tensor(self)
+        if isinstance(values, DTensor) and WholeReads.are_saved_whole:
+            assert isinstance(self, DTensor)
+            return WholeReads.whole(values, of=self)
+        return values
 
 
 class OwnedWhole(Owned, WholeTensor):
@@ -253,6 +257,14 @@ class Gathered(nn.Parameter):
         if resting is not None and name in resting.__dict__:
             return resting.__dict__[name]
         raise AttributeError(f"a parameter has no attribute {name!r}", name=name, obj=self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """Return a plain parameter, the same for this one as for the one that rests."""
+        key = id(self) if self._resting() is None else id(self._resting())
+        if key not in memo:
+            memo[key] = nn.Parameter(_DATA.__get__(self).clone(), requires_grad=self.requires_grad)
+        found: torch.Tensor = memo[key]
+        return found
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Return what a plain parameter is saved as."""

@@ -9,11 +9,12 @@ from torch.autograd.function import _HookMixin
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import gradient_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
     from torch.autograd.graph import Node
@@ -187,3 +188,21 @@ def refuse_second_pass() -> NoReturn:
         "reduce its gradients, which stay on each rank, and replicas drift apart",
         hint="add the losses up and call backward once, or run the model again before the second backward",
     )
+
+
+def check_output(unit: UnitState) -> Callable[[nn.Module, object, object], None]:
+    """Return a hook that makes sure that FSDP2 notices when backward reaches a unit that it has freed."""
+
+    @uncompiled
+    def check(module: nn.Module, _: object, output: object) -> None:
+        wants = torch.is_grad_enabled() and any(slot.parameter.requires_grad for slot in unit.spec.training)
+        if wants and not fsdp2.tensors_with_gradient(output):
+            raise UsageError(
+                "a unit whose parameters are freed after forward must return a tensor that wants a gradient, alone or "
+                f"in a tuple, list, dict or dataclass, got a {type(output).__name__} without one from "
+                f"{type(module).__name__.removeprefix('FSDP')}",
+                hint="return the loss or the hidden states, run passes that train nothing under torch.no_grad(), "
+                "choose other units, or a strategy N..",
+            )
+
+    return check
