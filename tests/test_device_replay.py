@@ -21,6 +21,7 @@ from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import demand_us, link_demand_us, measured_links, step_us
 from paro_advise.core.framework import Framework
+from paro_advise.policies.strategy import Strategy
 
 AT_ONCE = Queues(overlaps_gathers=True, overlaps_reductions=True, separate=True, gathers_once=False)
 
@@ -116,6 +117,40 @@ def test_fsdp2_lays_gradients_out_once_the_reduction_before_is_done():
     kept = AT_ONCE._replace(separate=False, gathers_once=True, holds_back=True)
     assert micro_batch_us([block] * 3, kept) == pytest.approx(60 + 40 + 3 * 70 + 2 * 10)
     assert micro_batch_us([block] * 3, kept._replace(holds_back=False)) == pytest.approx(60 + 40 + 3 * 70)
+
+
+def test_fsdp2_gathers_two_units_ahead_in_forward():
+    """A gather waits until the unit before the last is laid out (torch's FSDPParamGroup.wait_for_unshard).
+
+    Three units of 5 us to gather, and a last one of 30 us; forward computes 10 us in each. The second unit begins at 15
+    us: then the last gather begins, and ends at 45; where it waits for the third unit, it ends at 55.
+    """
+    block = UnitWork(gather=on_port(5), again=(), reduce=(), between=(), compute=30.0)
+    work = [block, block, block, block._replace(gather=on_port(30))]
+    kept = AT_ONCE._replace(gathers_once=True)
+    assert micro_batch_us(work, kept._replace(holds_back=True)) == pytest.approx(45 + 10 + 4 * 20)
+    assert micro_batch_us(work, kept) == pytest.approx(55 + 10 + 4 * 20)
+
+
+def test_from_ddp_the_copies_that_fsdp2_would_make_are_counted():
+    """Arithmetic sets the pace: each gather lays elements of 2 bytes out, each reduction reads 2 and writes 4 bytes."""
+    run = calibration(
+        is_gpu=True,
+        baseline=Strategy.parse("NNN"),
+        framework=Framework.DDP,
+        gather_width=2,
+        inter_gbps=estimate(1e6),
+        intra_gbps=estimate(1e6),
+        step_us=120_000.0,
+    )
+    copied, links = replace(run, copy_us_per_byte=0.001), measured_links(run)
+    found = {str(item.strategy): item for item in candidates(run) if item.collectives == "native" and not item.variant}
+    elements = 4e6 / 4
+    gathers, reductions = 4 + 3, 4  # of a micro-batch; backward finds the last unit where it is
+    expected = 2 * 0.001 * elements * (2 * gathers + (2 + 4) / 2 * reductions)
+    more = step_us(copied, found["GGG"], links) - step_us(run, found["GGG"], links)
+    assert float(more) == pytest.approx(expected, rel=0.01)
+    assert step_us(copied, found["NNN"], links) == step_us(run, found["NNN"], links)
 
 
 def test_what_lays_gradients_out_is_told_by_its_kernels(tmp_path):

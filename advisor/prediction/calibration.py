@@ -76,6 +76,8 @@ class Calibration:
         uneven_anew_us: of that, what is another rank's in each step.
         copied_out_us: of it, what lays gathered parameters out, once for each gather.
         copied_in_us: of it, what lays gradients out, before each reduction.
+        copy_us_per_byte: of a run that lays nothing out, what FSDP2 would take for each byte beside ``compute_us``; 0
+            where the run does so itself, or where it is not known.
         host_update_us: how long devices idle in a step because the optimizer steps on the host, beside ``fixed_us``.
         backward_share: of the passes' arithmetic, backward's; None where no trace tells.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
@@ -193,6 +195,7 @@ class Calibration:
     least_passes_us: float | None = None
     copied_out_us: float = 0.0
     copied_in_us: float = 0.0
+    copy_us_per_byte: float = 0.0
     host_update_us: float = 0.0
     slower_us: float = 0.0
     uneven_us: float = 0.0

@@ -89,6 +89,9 @@ RING_SHARE, RING_SHARE_FACTOR = 0.87, 1.12
 GLOO_PRIOR = {"intra_gbps": 1.3, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
 GLOO_BANDWIDTH_FACTOR = 1.15  # factor of gloo's bandwidth where the cores are known (`make bench-prediction`)
 UNKNOWN_CORES = 0.25  # cores of a rank where they are not known; assumed
+# Of the data sheet's rate of a device's memory, what FSDP2's copies of parameters and gradients reach, each of which
+# reads and writes; assumed, range 0.6 to 0.9
+COPY_MEMORY_SHARE = 0.75
 FASTER_TIER_RATIO = 1.3  # groups of few nodes this much faster than wider ones have a network of their own; assumed
 
 # ---- correction for the profiler (docs/prediction.md, profiler correction) --------------------------------

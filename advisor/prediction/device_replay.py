@@ -87,7 +87,9 @@ class Queues(NamedTuple):
         has_root: the last unit is the root of the model, which is gathered before the others and reduced after them,
             as FSDP does: it holds embeddings at one end and a head at the other.
         holds_back: compute waits behind a unit for the reduction of the unit before, whose memory FSDP2 takes again
-            to lay the unit's gradients out (FSDPParamGroup.post_backward of torch 2.13).
+            to lay the unit's gradients out (FSDPParamGroup.post_backward of torch 2.13). And its gathers run two units
+            ahead in forward: each waits until the unit before the last is laid out, whose buffer it takes again
+            (FSDPParamGroup.wait_for_unshard).
     """
 
     overlaps_gathers: bool
@@ -196,13 +198,19 @@ def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draw
     main: Draws = 0.0
     compute_start: Draws = 0.0
     compute_end: Draws = 0.0
+    before_last: Draws = 0.0  # when the unit before the last one was laid out
+    laid_out: Draws = 0.0  # the same of the last one
     blocks, root = (units[:-1], units[-1:]) if queues.has_root else (units, [])
     for unit in root:
         main = compute_start = compute_end = links.send(unit.gather, main)
     for unit in blocks:
-        issue = compute_start if queues.overlaps_gathers else compute_end
+        issue = compute_end
+        if queues.overlaps_gathers:
+            issue = before_last if queues.holds_back else compute_start
+        before_last = laid_out
         main = links.send(unit.gather, larger(main, issue))
         compute_start = larger(compute_end, main)
+        laid_out = compute_start + unit.copy
         compute_end = compute_start + unit.forward_us(queues)
     for unit in root:
         compute_end = compute_end + unit.forward_us(queues)

@@ -23,10 +23,32 @@ def passed_by(calibration: Calibration, candidate: Candidate) -> tuple[bool, ...
 
 def more_copies_us(calibration: Calibration, candidate: Candidate) -> float:
     """Return what laying gathered parameters out takes in a step beyond what it takes in the run."""
+    if calibration.copy_us_per_byte:
+        passes = calibration.micro_batches if candidate.strategy.gradient != Level.N else 1
+        laid_out, laid_in = laid_out_and_in(calibration, candidate)
+        gathered = laid_out * calibration.micro_batches * gathered_bytes(calibration, candidate)
+        return gathered + laid_in * passes * sum(candidate.unit_bytes or calibration.unit_bytes)
     if not calibration.copied_out_us:
         return 0.0
     base = gathered_bytes(calibration, baseline_candidate(calibration))
     return calibration.copied_out_us * (gathered_bytes(calibration, candidate) / base - 1) if base else 0.0
+
+
+def laid_out_and_in(calibration: Calibration, candidate: Candidate) -> tuple[float, float]:
+    """Return what copies of gathered parameters take by bytes of units, and those of gradients beyond the run's.
+
+    Of a run that has none they are FSDP2's: gradients are read in the type that is computed in, and written in the one
+    that they are reduced in.
+    """
+    gathered = gathered_bytes(calibration, baseline_candidate(calibration)) * calibration.micro_batches
+    if gathered:
+        is_sharded = candidate.strategy.parameter != Level.N
+        return calibration.copied_out_us / gathered if is_sharded else 0.0, 0.0
+    if not candidate.holds_back:
+        return 0.0, 0.0
+    of_element = calibration.copy_us_per_byte / calibration.element_bytes
+    laid_in = of_element * (calibration.gather_width + calibration.reduce_width) / 2
+    return of_element * calibration.gather_width, laid_in
 
 
 def updates_us(calibration: Calibration, candidate: Candidate) -> tuple[float, float]:

@@ -35,6 +35,7 @@ from paro_advise.advisor.prediction.device_replay import (
 from paro_advise.advisor.prediction.moved_units import (
     buckets,
     gathered_bytes,
+    laid_out_and_in,
     more_copies_us,
     passed_by,
     share_of,
@@ -169,8 +170,7 @@ class _Step:
         self._trained_share = min(1.0, calibration.trained_share / (1 - self._passed_share))
         gathered = gathered_bytes(calibration, baseline_candidate(calibration)) * calibration.micro_batches
         self._copied_out_us = calibration.copied_out_us if gathered else 0.0
-        is_sharded = candidate.strategy.parameter != Level.N
-        self._copy_us_per_byte = self._copied_out_us / gathered if gathered and is_sharded else 0.0
+        self._copy_us_per_byte, self._laid_in_us_per_byte = laid_out_and_in(calibration, candidate)
         native = candidate.collectives == CollectiveBackend.NATIVE
         self._collectives = StepCollectives(
             calibration.world_size,
@@ -372,14 +372,15 @@ class _Step:
         reduce, between = self._reductions(num_bytes, last=last)
         times = 1 if calibration.baseline.gradient == Level.N else calibration.micro_batches  # if whole, once
         reached_bytes = times * sum(self._units) * (1 - self._passed_share)
+        laid_in = num_bytes * self._laid_in_us_per_byte if reduce else 0.0
         return UnitWork(
             gather=gather,
             again=self._legs(collectives.parts(gather_from(near), gathered)),
             reduce=reduce,
             between=between,
-            compute=compute,
+            compute=compute + laid_in,
             copy=copy,
-            copied_in=calibration.copied_in_us * num_bytes / reached_bytes,
+            copied_in=laid_in or calibration.copied_in_us * num_bytes / reached_bytes,
         )
 
     def _compute_share(self, num_bytes: float, *, is_looked_up: bool, is_passed_by: bool) -> Draws:

@@ -46,8 +46,8 @@ def largest(values: Sequence[int]) -> list[int]:
     """
     devices = sorted(backends_of())
     # On the host where that can be: no device has to be waited for.
-    device = torch.accelerator.current_accelerator() if devices and "cpu" not in devices else None
-    found = torch.tensor(values, dtype=torch.int64, device=device or "cpu")
+    own = _get_default_group().bound_device_id or torch.accelerator.current_accelerator()
+    found = torch.tensor(values, dtype=torch.int64, device=own if devices and "cpu" not in devices and own else "cpu")
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return [int(value) for value in found.tolist()]
 

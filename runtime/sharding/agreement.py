@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.parameters.units import UnitSpec
 
 _SAMPLE = 4096
+_SHOWN = 80  # characters of a value in an error
 
 
 def fingerprint(specs: Iterable[UnitSpec]) -> str:
@@ -42,7 +43,9 @@ def fingerprint_of_states(states: Mapping[str, Mapping[str, Any]]) -> str:
     for name in sorted(states):
         for key, value in sorted(states[name].items()):
             digest.update(f"{name}|{key}|".encode())
-            digest.update(_sample(value.detach()) if isinstance(value, torch.Tensor) else repr(value).encode())
+            is_plain = isinstance(value, str | int | float | None)
+            told = repr(value) if is_plain else described(value)
+            digest.update(_sample(value.detach()) if isinstance(value, torch.Tensor) else told.encode())
     return digest.hexdigest()
 
 
@@ -67,7 +70,7 @@ def agree(facts: Mapping[str, Any], hint: str = "") -> None:
         DivergedError: on every rank, when they differ on any.
         CommunicationError: a rank did not take part.
     """
-    mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
+    mine = {name: json.dumps(value, sort_keys=True, default=described) for name, value in facts.items()}
     everyone: list[dict[str, str] | None] = [None] * dist.get_world_size()
     with reaching_all_ranks(f"a comparison of {', '.join(mine)}"):
         if are_alike([_digest(json.dumps(mine, sort_keys=True))]):
@@ -81,7 +84,7 @@ def agree(facts: Mapping[str, Any], hint: str = "") -> None:
             raise DivergedError(
                 f"all ranks must have the same {name}, got another one on rank{'s' * (len(odd) > 1)} "
                 f"{', '.join(map(str, odd[:8]))}{' ...' * (len(odd) > 8)}: "
-                f"{_short(values[odd[0]])} where the others have {_short(usual)}",
+                f"{' where the others have '.join(around_difference(values[odd[0]], usual))}",
                 hint=hint or None,
             )
 
@@ -91,6 +94,26 @@ def _digest(value: str) -> int:
     return int.from_bytes(hashlib.sha256(value.encode()).digest()[:8]) >> 1
 
 
-def _short(value: str | None) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def described(value: object) -> str:
+    """Return what can be compared between ranks of a value that JSON does not have.
+
+    Addresses differ between processes, and what lies in a buffer to work in may be anything.
+    """
+    if isinstance(value, torch.Tensor):
+        number = f" {value.item()}" if value.numel() == 1 and not value.is_meta else ""
+        return f"tensor of {value.dtype} {tuple(value.shape)}{number}"
+    if isinstance(value, complex | torch.dtype | torch.device | torch.Size):
+        return str(value)
+    kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def around_difference(one: str | None, other: str | None) -> tuple[str, str]:
+    """Return where two texts differ, of both as much as a line shows."""
+    texts = str(one), str(other)
+    alike = next((place for place, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    begin = max(0, alike - _SHOWN // 2)
+    shown = [text[begin : begin + _SHOWN] for text in texts]
+    ends = [begin + _SHOWN < len(text) for text in texts]
+    first, second = (f"{'...' * (begin > 0)}{text}{'...' * is_cut}" for text, is_cut in zip(shown, ends, strict=True))
+    return first, second

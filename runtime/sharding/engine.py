@@ -113,7 +113,7 @@ class Engine:
         self.uses_ho_ring = not settings.native_collectives and device.type == "cpu"
         self._communicators = Communicators.lent_to(self, threads, native=not self.uses_ho_ring)
         for executor in (reductions, updates):  # threads outlive whoever started them
-            weakref.finalize(self, executor.close).atexit = False
+            weakref.finalize(self, executor.ending()).atexit = False
         self.set_strategy(strategy, grid)
 
     @classmethod

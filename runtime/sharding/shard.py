@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -36,12 +37,16 @@ from paro_advise.runtime.sharding.states.whole_states import fsdp2_optimizer_sta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.distributed.device_mesh import DeviceMesh
 
     from paro_advise.runtime.torch_types import StateDict
 
-_SAME_MODEL = "seed all ranks alike before the model is made, or load one checkpoint on all of them"
+_SAME_MODEL = (
+    "seed all ranks alike before the model is made, or load one checkpoint on all of them; give optimizers the same "
+    "settings"
+)
 _Model = TypeVar("_Model", bound=nn.Module)
 _Optimizers = TypeVar("_Optimizers", bound="torch.optim.Optimizer | Sequence[torch.optim.Optimizer]")
 
@@ -156,7 +161,8 @@ def shard(
         DivergedError: the ranks do not hold the same model, optimizer or settings.
         CommunicationError: a rank is missing, or the backend computes wrongly.
     """
-    wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
+    with _at_device_of(model):
+        wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
     settings = Settings(
         param_dtype=param_dtype,
         cast_modules=None if cast_modules is None else tuple(sorted(_names_of(model, cast_modules, "cast_modules"))),
@@ -169,8 +175,7 @@ def shard(
         native_collectives=native_collectives,
     )
     specs, singles = _units_of(model, units, ignored_params, settings)
-    engine = _agreed_engine(model, optimizer, specs, wanted, grid, settings, init)
-    _hand_over(engine, singles)
+    _hand_over(_agreed_engine(model, optimizer, specs, wanted, grid, settings, init), singles)
     return model, optimizer
 
 
@@ -188,8 +193,8 @@ def _agreed_engine(
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     check(specs, optimizers, settings, effective(strategy, grid))
     shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)
-    _agree_on(strategy, grid, settings, shards, specs)
-    with reaching_all_ranks("the set-up of a sharded model"):
+    with _at_device_of(model), reaching_all_ranks("the set-up of a sharded model"):
+        _agree_on(strategy, grid, settings, shards, specs)
         engine = Engine(model, specs, shards, strategy=strategy, grid=grid, settings=settings, device=_device(model))
         _settle(engine, init)
     return engine
@@ -432,6 +437,12 @@ def _ranks_of_a_node(world_size: int) -> int:
             hint="start equally many processes on each node, node by node, or set LOCAL_WORLD_SIZE",
         )
     return counts[0]
+
+
+def _at_device_of(model: nn.Module) -> AbstractContextManager[object]:
+    """Let torch's current device be the model's, where ranks meet; a script may have chosen another one, or none."""
+    index = next((one.device.index for one in model.parameters() if one.device.type not in {"cpu", "meta"}), None)
+    return contextlib.nullcontext() if index is None else torch.accelerator.device_index(index)
 
 
 def _device(model: nn.Module) -> torch.device:

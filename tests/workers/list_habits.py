@@ -72,7 +72,42 @@ def trained(change, *, has_empty):
     return [*found, *(float(whole(value).double().abs().sum()) for value in model.state_dict().values())]
 
 
+class Flat(torch.optim.Optimizer):
+    """An optimizer with states of the parameters' elements in a row, as Prodigy, and a function in its groups."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.05, "schedule": lambda rate: rate / 2})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["sum"] = torch.zeros_like(parameter.flatten())
+                    state["first"] = parameter.flatten().clone()
+                state["sum"].add_(parameter.grad.flatten()).sub_(parameter.flatten() - state["first"], alpha=0.1)
+                parameter.sub_(state["sum"].view_as(parameter), alpha=group["schedule"](group["lr"]))
+
+
+def flat_states_resumed():
+    """Load an optimizer's own states, which are flat, in the middle of training."""
+    torch.manual_seed(0)
+    model, found = DistributedDataParallel(nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 8))), []
+    optimizer = Flat(model.parameters())
+    for step in range(STEPS + 2):
+        loss = model(values_of(step, same=False)).square().mean()
+        loss.backward()
+        found.append(mean(loss))
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 2:
+            optimizer.load_state_dict(optimizer.state_dict())
+    return [*found, *(float(whole(value).double().abs().sum()) for value in model.state_dict().values())]
+
+
 def jobs(_):
+    yield "flat states resumed", flat_states_resumed
     for change in (decays_by_hand, adds_noise, steps_by_hand, scales, mixes, clips):
         for has_empty in (False, True):
             name = change.__name__.replace("_", " ") + (", one is empty" if has_empty else "")

@@ -26,7 +26,7 @@ from stream_races import SimulatedDevice
 
 from paro_advise.runtime import shard
 from paro_advise.runtime.sharding import engine as engine_module
-from paro_advise.runtime.sharding.exchange.streams import StreamExecutor, StreamJob
+from paro_advise.runtime.sharding.exchange.streams import Fence, StreamExecutor, StreamJob
 
 STEPS = range(2)
 made = []
@@ -101,6 +101,7 @@ def without(name, replacement, owner):
 def broken():
     def drain(self):
         self._pending.clear()
+        self._unwaited.clear()
 
     def release(self):
         self._uses = None
@@ -109,8 +110,9 @@ def broken():
         owner = self._streams.current()
         with self._streams.using(self._stream), torch.no_grad():
             job()
-        done = self._stream.record_event()
-        self._pending.append(StreamJob(self._streams, owner, done, job))
+        issued = Fence(owner, self._stream.record_event())
+        self._pending.append(StreamJob(self._streams, issued, job))
+        self._unwaited.append(issued)
         return self._pending[-1]
 
     for name, replacement, owner in (

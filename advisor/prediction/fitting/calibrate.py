@@ -13,6 +13,7 @@ from paro_advise.advisor.prediction.candidates import baseline_candidate, longer
 from paro_advise.advisor.prediction.constants import (
     COMPUTE_SLOWING,
     COMPUTE_SLOWING_SIGMA,
+    COPY_MEMORY_SHARE,
     KERNEL_US,
     UNEVEN_SHARE,
 )
@@ -41,6 +42,7 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
 )
 from paro_advise.advisor.prediction.fitting.untraced_waits import may_wait_us, waits_for_untraced
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers, has_unknown_placement
+from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
@@ -58,6 +60,10 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
 
 _ROOT = "of the root's arithmetic nothing, all that its bytes suggest or a part (a prior: embeddings only look rows up)"
+_COPIES = (
+    f"FSDP2's copies of parameters and gradients, which this run has not, take what their bytes do at "
+    f"{COPY_MEMORY_SHARE:.0%} of the rate of the devices' memory (a prior, 60 % to 90 %)"
+)
 _SLOWING = f"arithmetic takes {COMPUTE_SLOWING} times as long while a collective runs beside it (a prior, 1.0 to 1.3)"
 
 
@@ -86,8 +92,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     parts = step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, *arithmetic_note(parts, analysis), *queue_notes(analysis, queues)]
-    notes += [*_ambiguities(analysis, computing, micro), *([] if gloo else [_SLOWING])]
-    notes += [_ROOT] if not gloo and (model.root_bytes or model.front_bytes) else []
+    notes += [*_ambiguities(analysis, computing, micro), *([] if gloo else _priors(analysis, model, at_rest))]
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
@@ -105,6 +110,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         host_update_us=updates_on_host_us(analysis),
         copied_out_us=0.0 if gloo or at_rest.parameter == Level.N else analysis.copied_out_us,
         copied_in_us=0.0 if gloo else analysis.copied_in_us,
+        copy_us_per_byte=0.0 if gloo else _copy_us_per_byte(analysis, at_rest),
         gaps_us=min(parts.fixed_us - parts.late_us, gaps_us(analysis)),
         host_us_per_byte=0.0,
         **parts._asdict(),
@@ -376,6 +382,20 @@ def _concurrent(analysis: Analysis) -> float:
     alone = sum(entry.count * (entry.p50_us or 0.0) for entry in moved)
     union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in MODEL_STATES)
     return max(1.0, alone / union) if union else 1.0
+
+
+def _priors(analysis: Analysis, model: Pieces, at_rest: Strategy) -> list[str]:
+    """Say what is taken to be so of every run on devices."""
+    copies = [_COPIES] if _copy_us_per_byte(analysis, at_rest) else []
+    return [_SLOWING, *copies, *([_ROOT] if model.root_bytes or model.front_bytes else [])]
+
+
+def _copy_us_per_byte(analysis: Analysis, at_rest: Strategy) -> float:
+    """Return what a byte of FSDP2's copies would take, of a run that has whole parameters and no such copies."""
+    device = device_named(analysis.run.device_name)
+    if at_rest.parameter != Level.N or analysis.copied_in_us or device is None or device.memory_gbps is None:
+        return 0.0
+    return 2 / (COPY_MEMORY_SHARE * device.memory_gbps * 1e3)
 
 
 def _published_us(analysis: Analysis) -> float | None:

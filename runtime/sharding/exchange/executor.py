@@ -35,7 +35,7 @@ class Executor(Protocol):
 
     @property
     def threads(self) -> Sequence[Thread]:
-        """Return the threads that run jobs; they end after ``close``."""
+        """Return the threads that run jobs; they end after ``ending()`` was called."""
 
     def arrive(self) -> None:
         """Note that what the caller's stream computes now is read in the next ``meeting``."""
@@ -57,8 +57,8 @@ class Executor(Protocol):
             CommunicationError: one failed.
         """
 
-    def close(self) -> None:
-        """End the threads."""
+    def ending(self) -> Callable[[], None]:
+        """Return what ends the executor once its model is gone; it holds nothing of the model."""
 
 
 def executor_for(device: torch.device, what: str, depth: int = 2) -> Executor:

@@ -13,7 +13,8 @@ bounded without the host.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -61,29 +62,39 @@ class AcceleratorStreams:
         return stream
 
 
+class Fence(NamedTuple):
+    """When memory that a job uses is free, without what it uses.
+
+    Attributes:
+        owner: the stream that submitted it, whose memory it uses.
+        done: when it is through.
+    """
+
+    owner: torch.Stream
+    done: torch.Event
+
+
 class StreamJob:
     """A job that has been issued.
 
     Args:
         streams: of the device.
-        owner: the stream that submitted it, whose memory it uses.
-        done: when it is through.
+        issued: where, and when it is through.
         uses: keeps what it uses.
     """
 
-    def __init__(self, streams: Streams, owner: torch.Stream, done: torch.Event, uses: Callable[[], None]) -> None:
+    def __init__(self, streams: Streams, issued: Fence, uses: Callable[[], None]) -> None:
         self._streams = streams
-        self._owner = owner
-        self._done = done
+        self._issued = issued
         self._uses: Callable[[], None] | None = uses
 
     def wait(self) -> None:
         """Let the caller's stream wait for it."""
-        self._streams.current().wait_event(self._done)
+        self._streams.current().wait_event(self._issued.done)
 
     def release(self) -> None:
         """Let what it uses go, once the stream that it is from waits for it."""
-        self._owner.wait_event(self._done)
+        self._issued.owner.wait_event(self._issued.done)
         self._uses = None
 
 
@@ -103,6 +114,7 @@ class StreamExecutor:
         self._stream = streams.create()
         self._arrived: set[torch.Stream] = set()
         self._pending: list[StreamJob] = []
+        self._unwaited: list[Fence] = []  # of the pending, in their order
 
     @property
     def threads(self) -> list[Thread]:
@@ -132,12 +144,15 @@ class StreamExecutor:
         """
         while len(self._pending) >= self._depth:
             self._pending.pop(0).release()
+            self._unwaited.pop(0)
         owner = self._streams.current()
         self._stream.wait_event(owner.record_event())
         with reaching_all_ranks(self._what), self._streams.using(self._stream), torch.no_grad():
             job()
-        submitted = StreamJob(self._streams, owner, self._stream.record_event(), job)
+        issued = Fence(owner, self._stream.record_event())
+        submitted = StreamJob(self._streams, issued, job)
         self._pending.append(submitted)
+        self._unwaited.append(issued)
         return submitted
 
     def drain(self) -> None:
@@ -146,6 +161,14 @@ class StreamExecutor:
             job.wait()
             job.release()
         self._pending.clear()
+        self._unwaited.clear()
 
-    def close(self) -> None:
-        """Do nothing: there is no thread."""
+    def ending(self) -> Callable[[], None]:
+        """Return what lets streams wait for jobs that are still kept, whose memory they are about to give to others."""
+        return partial(_wait_for, self._unwaited)
+
+
+def _wait_for(unwaited: list[Fence]) -> None:
+    for issued in unwaited:
+        issued.owner.wait_event(issued.done)
+    unwaited.clear()

@@ -83,6 +83,6 @@ class ThreadExecutor:
         while self._pending:
             self._pending.pop(0).wait()
 
-    def close(self) -> None:
-        """End the thread after the jobs that wait."""
-        self._worker.close()
+    def ending(self) -> Callable[[], None]:
+        """Return what ends the thread after the jobs that wait."""
+        return self._worker.close

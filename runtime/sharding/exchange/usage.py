@@ -10,7 +10,7 @@ other's weights, and nothing else would notice.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -62,8 +62,8 @@ class Usage:
         self._known = [False] * count  # of all ranks together, as far as this one has read
         self._counts: torch.Tensor | None = None
         self._forgotten: set[int] = set()  # since the last exchange
-        self._digests: torch.Tensor | None = None  # of all ranks together
-        self._unchecked: torch.Tensor | None = None
+        self._copied: _OnHost | None = None  # the digests of all ranks together, of the last exchange
+        self._unchecked: _OnHost | None = None
         self._world_size = 1
 
     def note(self, unit: UnitState, place: int) -> None:
@@ -129,9 +129,13 @@ class Usage:
         channels.sum_all(notes)
         self._counts = notes[:count]
         digests = notes[count : count + 4 * _PIECES + 1]
-        # The host waits for no device: it looks at what has long been there.
-        self._unchecked, self._digests = (digests if self._device.type == "cpu" else self._digests), digests
         self._world_size = world
+        if self._device.type == "cpu":
+            self._unchecked = _OnHost(digests)
+        else:
+            # To read a device's tensor lets the host wait for all that it has been asked to do: it looks at what was
+            # copied in the exchange before.
+            self._unchecked, self._copied = self._copied, _OnHost.copied(digests)
 
     def check_order(self) -> bool:
         """Check that all ranks ran the same units up to the last exchange of notes, on devices up to the one before.
@@ -142,10 +146,10 @@ class Usage:
         Raises:
             DivergedError: they have not.
         """
-        digests, self._unchecked = self._unchecked, None
-        if digests is None:
+        found, self._unchecked = self._unchecked, None
+        if found is None:
             return False
-        *sums, num_changed = digests.tolist()
+        *sums, num_changed = found.read()
         _check_alike(sums, self._world_size)
         return bool(num_changed > 0)
 
@@ -153,6 +157,32 @@ class Usage:
         """Forget all notes."""
         self._here = [False] * len(self._here)
         self._known, self._counts = list(self._here), None
+
+
+class _OnHost(NamedTuple):
+    """Numbers in the host's memory.
+
+    Attributes:
+        values: one dimension.
+        arrived: when a device has copied them there; None where they are there.
+    """
+
+    values: torch.Tensor
+    arrived: torch.Event | None = None
+
+    @classmethod
+    def copied(cls, values: torch.Tensor) -> _OnHost:
+        """Let a device copy them beside the host, on the stream that the caller works on."""
+        on_host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+        on_host.copy_(values, non_blocking=True)
+        return cls(on_host, torch.accelerator.current_stream(values.device).record_event())
+
+    def read(self) -> list[float]:
+        """Return them; waits for their copy, and for nothing that the device does after it."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        found: list[float] = self.values.tolist()
+        return found
 
 
 def _pieces(digest: int) -> list[float]:

@@ -328,12 +328,12 @@ def hook_handles(root: nn.Module) -> list[RemovableHandle]:
     return [single for handle in found for single in getattr(handle, "handles", (handle,))]
 
 
-def _copied_part(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def _copied_part(module: nn.Module, memo: dict[int, object]) -> nn.Module:
     """Return a plain copy of a unit's module, in the place of FSDP2's refusal."""
     return copied_module(module, without_first(type(module)), memo)
 
 
-def copied_module(module: nn.Module, plain: type, memo: dict[int, Any]) -> nn.Module:
+def copied_module(module: nn.Module, plain: type, memo: dict[int, object]) -> nn.Module:
     """Return a copy of a module that nothing gathers for; its parameters are copied by their own way.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
-    from paro_advise.runtime.torch_types import AnyFunction, Arguments
+    from paro_advise.runtime.torch_types import AnyFunction, Arguments, Result
 
 
 class _Given(NamedTuple):
@@ -94,7 +94,7 @@ def _storage_of(parameter: torch.Tensor) -> int | None:
         return parameter.untyped_storage().data_ptr()
 
 
-def _replaced(output: Any, made: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _replaced(output: Result, made: Callable[[torch.Tensor], torch.Tensor]) -> Result:
     """Return an output with its tensors replaced, the same object where none is another one."""
     if isinstance(output, torch.Tensor):
         return made(output)
@@ -108,7 +108,7 @@ def _replaced(output: Any, made: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     )
 
 
-def _with_fields_replaced(output: Any, made: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _with_fields_replaced(output: Result, made: Callable[[torch.Tensor], torch.Tensor]) -> Result:
     before = {field.name: getattr(output, field.name, None) for field in dataclasses.fields(output)}
     after = {name: _replaced(value, made) for name, value in before.items()}
     if all(after[name] is value for name, value in before.items()):

@@ -48,7 +48,12 @@ class Singles:
             missing: what a parameter gets that no rank used.
         """
         training = [parameter for parameter in self.parameters if parameter.requires_grad]
-        counts = sums[len(training) : 2 * len(training)].tolist()
-        for parameter, total, count in zip(training, sums, counts, strict=False):
-            if count or missing != Missing.NONE:
-                parameter.grad = (total / factor).to(parameter.dtype)
+        counts: list[float] = []
+        for place, parameter in enumerate(training):
+            is_used = missing != Missing.NONE or parameter.grad is not None
+            if not is_used:
+                # Only for a parameter without a gradient on this rank the host waits for a device.
+                counts = counts or sums[len(training) : 2 * len(training)].tolist()
+                is_used = counts[place] > 0
+            if is_used:
+                parameter.grad = (sums[place] / factor).to(parameter.dtype)

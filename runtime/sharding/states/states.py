@@ -90,12 +90,13 @@ def load_optimizer_state(
 def _of_own_shape(value: object, shard: torch.Tensor) -> object:
     """Return a part of a state that has another shape than its parameter so that it meets the sharded one.
 
-    An optimizer made it of a sharded gradient, as projections and means of rows are; every rank keeps it whole. What
-    shares no dimension with the parameter is the optimizer's own, as a table of codes is.
+    An optimizer made it of a sharded gradient, as projections, means of rows and flat copies are; every rank keeps it
+    whole. What shares no dimension with the parameter is the optimizer's own, as a table of codes is.
     """
     if not isinstance(shard, DTensor) or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
         return value
-    if value.numel() < 2 or not set(value.shape) & set(shard.shape):
+    is_flat = value.dim() == 1 and value.numel() == shard.numel()
+    if value.numel() < 2 or not (is_flat or set(value.shape) & set(shard.shape)):
         return value
     mesh = shard.device_mesh
     return DTensor.from_local(value.to(shard.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
