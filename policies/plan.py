@@ -373,6 +373,11 @@ def as_framework_runs(plan: Plan, framework: str) -> Choice | None:
     return next((choice for choice in fitting if choice.group_size in (None, chosen.group_size)), None)
 
 
+def kept_text(plan: Plan) -> str:
+    """Return why a plan that keeps the run changes nothing: that nothing fits, if so, as the run itself does not."""
+    return "the plan keeps the run as it is" if plan.chosen.feasible else plan.text.rstrip(".")
+
+
 def check_runnable(plan: Plan) -> None:
     """Make sure that the runtime can train as a plan wants.
 

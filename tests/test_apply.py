@@ -406,6 +406,11 @@ def test_a_plan_that_keeps_the_run_says_so_and_takes_no_file_for_one_that_runs_i
         (tmp_path / name).write_text(text)
     assert run(["apply", str(kept), str(tmp_path / "ds.json")]) == 0
     assert "the plan keeps the run as it is; nothing to change" in capsys.readouterr().err
+    lacking = replace(made.baseline, feasible=False)
+    told = replace(made, chosen=lacking, verdict=Verdict.KEEP, text="Nothing fits, not even GGG: 5 GiB of 4 GiB.")
+    kept.write_bytes(to_json(with_id(told)))
+    assert run(["apply", str(kept), str(tmp_path / "ds.json")]) == 0
+    assert "Nothing fits, not even GGG: 5 GiB of 4 GiB; nothing to change" in capsys.readouterr().err
     assert run(["apply", str(kept), str(tmp_path / "notes.txt")]) != 0
     assert "got none of them" in capsys.readouterr().err
 

@@ -98,8 +98,9 @@ def read_source(ref: SourceRef) -> ParsedSource:
             "an input must hold something, this file is empty", where=ref.label, hint="copy it again, or leave it out"
         )
     if document := _own_document(ref, head):
+        article = "an" if document[0] in "aeiou" else "a"
         raise UnknownFormatError(
-            f"an input must be a recording, this one is a {document} of paro-advise",
+            f"an input must be a recording, this one is {article} {document} of paro-advise",
             where=ref.label,
             hint="`paro-advise show` prints it",
         )

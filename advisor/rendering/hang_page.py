@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, render_page
-from paro_advise.advisor.rendering.texts.hang_text import awaited, group_name
+from paro_advise.advisor.rendering.texts.hang_text import awaited_or_others, group_name
 from paro_advise.advisor.wording.quantities import number_ranges
 from paro_advise.core.plural import plural
 
@@ -18,7 +18,7 @@ def render_hang(hang: Hang, provenance: Provenance) -> str:
     """Return the page."""
     culprits = [_row(str(one.rank), one.cause, one.why, one.last) for one in hang.culprits]
     waits = [
-        _row(group_name(wait), number_ranges(wait.waiting), wait.operation, awaited(wait) or "each other")
+        _row(group_name(wait), number_ranges(wait.waiting), wait.operation, awaited_or_others(wait))
         for wait in hang.waits
     ]
     mismatches = [

@@ -39,7 +39,7 @@ def command(*, plan_file: str, target: str, action: str, force: bool, quiet: boo
     from paro_advise.advisor.commands.output import write_output
     from paro_advise.advisor.edits.edit import edit_file
     from paro_advise.advisor.wording.escaping import plain
-    from paro_advise.policies.plan import Verdict, read_plan
+    from paro_advise.policies.plan import Verdict, kept_text, read_plan
 
     path = Path(os.path.realpath(target))  # a link stays one; what it leads to is changed
     if not path.is_file():
@@ -63,7 +63,7 @@ def command(*, plan_file: str, target: str, action: str, force: bool, quiet: boo
     made = edit_file(plan, path.name, before, plan_name, whatever_it_brings=force)
     if made.text == before:
         is_kept = plan.verdict == Verdict.KEEP
-        told = "the plan keeps the run as it is" if is_kept else f"{target} runs this plan already"
+        told = kept_text(plan) if is_kept else f"{target} runs this plan already"
         click.echo(f"{told}; nothing to change", err=True)
         for caveat in () if quiet or is_kept else made.caveats:
             click.echo(plain(f"{made.framework}: {caveat}"), err=True)

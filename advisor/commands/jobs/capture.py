@@ -89,6 +89,8 @@ def _say(request: CaptureRequest, plan_file: str) -> None:
         from paro_advise.core.secrets import masked_command
 
         words = f"recommend {masked_command([str(folder)])} -o plan.json"
+        if captured.world_size == 1:  # it communicates with nobody
+            words = f"analyze {masked_command([str(folder)])} -o report.html"
         if plan_file:
             words = f"compare BEFORE {masked_command([str(folder), '--plan', plan_file])} -o report.html"
         click.echo(f"next: paro-advise {words}", err=True)

@@ -50,7 +50,7 @@ def command(
     from paro_advise.advisor.commands.child_process import run_job
     from paro_advise.advisor.commands.jobs.capture import summary
     from paro_advise.advisor.commands.jobs.capture_folder import replacing_capture
-    from paro_advise.policies.plan import Verdict, check_runnable, read_plan
+    from paro_advise.policies.plan import Verdict, check_runnable, kept_text, read_plan
     from paro_advise.runtime.capture.request import CaptureRequest
     from paro_advise.runtime.job import (
         APPLIED_VARIABLE,
@@ -66,7 +66,7 @@ def command(
     plan = read_plan(plan_file)
     check_runnable(plan)
     if plan.verdict == Verdict.KEEP:
-        click.echo("paro-advise: the plan keeps the run as it is; the job runs unchanged", err=True)
+        click.echo(f"paro-advise: {kept_text(plan)}; the job runs unchanged", err=True)
     elif plan.verdict == Verdict.MEASURE_FIRST:
         click.echo(f"paro-advise: warning: the plan says: {plan.text}", err=True)
     changes = {PLAN_VARIABLE: str(Path(plan_file).absolute()), DRIFT_VARIABLE: ",".join(allow_drift)}

@@ -110,6 +110,8 @@ def command(
     known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
     given = [word for option, value in known.items() if value for word in (option, str(value))]
     words = masked_command([*paths, *given])
+    if "-" in paths:  # it is read once
+        return
     if not output:
         progress.say(f"next: paro-advise analyze {words} -o report.html")
     if analysis.run.strategy.triple and (analysis.run.world_size or 1) > 1 and analysis.step_time_us.values:

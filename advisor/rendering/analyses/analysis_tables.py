@@ -168,7 +168,7 @@ def quality_table(analysis: Analysis) -> Table:
         for item in analysis.data_quality[:200]
     ]
     return make_table(
-        "table-quality", f"{len(analysis.data_quality)} notes", ("code", "weight", "what", "what to do"), rows
+        "table-quality", plural(len(analysis.data_quality), "note"), ("code", "weight", "what", "what to do"), rows
     )
 
 

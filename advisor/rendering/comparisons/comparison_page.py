@@ -418,7 +418,9 @@ _METHOD = (
     ),
     (
         f"A change is real when its {RANGE_TEXT} leaves out zero and it is {REAL_CHANGE_PCT:g} % or more; it is the "
-        f"same when the range lies within {NARROW_RANGE_PCT:g} % either way; else it cannot be told. The range is "
+        f"same when the range lies within {NARROW_RANGE_PCT:g} % either way; else it cannot be told. A part of a step "
+        "is also the same where all ranks have equal values, or where its range is below a thousandth of the step. The "
+        "range is "
         f"that of the two recordings: repeats of a job may differ by {REPEATS_PCT:g} %. A step time is the mean of the "
         "middle half of the steps (the interquartile mean), everything else the mean over ranks; changes are of just "
         "these values. Their ranges are those of a bootstrap over steps or ranks, widened for few samples; steps that "

@@ -56,6 +56,11 @@ def awaited(wait: Wait) -> str:
     return "; ".join(f"{number_ranges(ranks)} ({why})" for why, ranks in kinds if ranks)
 
 
+def awaited_or_others(wait: Wait) -> str:
+    """Return the same; for nobody in particular ranks wait for each other, one alone for what no dump tells."""
+    return awaited(wait) or ("each other" if len(wait.waiting) > 1 else "what the dumps do not tell")
+
+
 def _alike(waits: Sequence[Wait]) -> list[list[Wait]]:
     """Return waits that differ in their numbers only together, as the transfers that one rank has issued to another."""
     found: dict[Wait, list[Wait]] = {}
@@ -67,6 +72,6 @@ def _alike(waits: Sequence[Wait]) -> list[list[Wait]]:
 
 
 def _line(waits: Sequence[Wait]) -> str:
-    wait, who = waits[0], awaited(waits[0]) or "each other"
+    wait, who = waits[0], awaited_or_others(waits[0])
     more = f" and in {len(waits) - 1} more of these" if len(waits) > 1 else ""
     return f"  {number_ranges(wait.waiting)} in {wait.operation}{more}, group {group_name(wait)}: for {who}"
