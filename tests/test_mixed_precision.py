@@ -97,3 +97,14 @@ def test_what_a_plan_cannot_express_is_refused_at_the_start(way, why, a_plan, tm
     assert "E510" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.distributed
+def test_sharded_gradients_of_many_passes_lose_no_more_digits_than_fsdp2s():
+    """FSDP2 adds each pass's sum in bfloat16 to float32; in bfloat16 alone 64 of them are six times as far off."""
+    done = run_ranks(ROOT / "tests/workers/low_precision_sums.py", "GGG,NGG")
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors = {name: float(value) for name, value in (line.split() for line in done.stdout.splitlines())}
+    assert set(errors) == {"FSDP2", "GGG", "NGG"}
+    for strategy in ("GGG", "NGG"):
+        assert errors[strategy] < 1.5 * errors["FSDP2"], strategy

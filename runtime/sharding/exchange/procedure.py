@@ -42,6 +42,7 @@ class UnitState:
         homes: the memory of each parameter, in the order of the unit's slots, where all ranks hold it whole.
         parameters: the model's objects over it.
         accumulated: sum of this step's gradients at their level, not yet divided.
+        sent_in: the type in which the passes' gradients were reduced; what is added up may be wider.
         reduced: gradients at the optimizer's level, the mean over all ranks; what clipping and the
             optimizer see.
         divide_factor: what sums over all ranks are divided by; None for the number of ranks.
@@ -56,6 +57,7 @@ class UnitState:
     homes: list[torch.Tensor] = field(default_factory=list)
     parameters: list[nn.Parameter] = field(default_factory=list)
     accumulated: torch.Tensor | None = None
+    sent_in: torch.dtype | None = None
     reduced: torch.Tensor | None = None
     divide_factor: float | None = None
     left: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -108,9 +110,11 @@ class UnitProcedure:
             return
         part = self._reduce(unit, whole, self._hops.reduce)
         if unit.accumulated is None:
-            unit.accumulated = part
+            unit.accumulated, unit.sent_in = part, part.dtype
         else:
-            unit.accumulated.add_(part)
+            # As in FSDP2, where each pass's sum comes in the optimizer's type: many sums in bf16 would lose digits.
+            kept_in = torch.promote_types(part.dtype, unit.masters[0].dtype) if unit.masters else part.dtype
+            unit.accumulated = unit.accumulated.to(kept_in).add_(part)
         if last:
             self.finish(unit)
 
@@ -118,6 +122,8 @@ class UnitProcedure:
         """Bring what was added up at the gradients' level to the optimizer's."""
         part, unit.accumulated = unit.accumulated, None
         assert part is not None
+        if self._hops.synchronise and unit.sent_in is not None:
+            part = part.to(unit.sent_in)
         self._finish(unit, self._reduce(unit, part, self._hops.synchronise))
 
     def _finish(self, unit: UnitState, total: torch.Tensor) -> None:
