@@ -11,6 +11,8 @@ from helpers import analyze, write_run
 from test_recommend import calibration, estimate
 from trace_builder import TraceBuilder, fsdp_rank
 
+from paro_advise.advisor.analysis.model import DeviceUpdate
+from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.advisor.prediction.advice.levers import larger_units
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us, slowed_micro_batch_us
@@ -324,6 +326,23 @@ def test_a_device_updates_what_its_rank_holds(tmp_path):
     }
     whole, parts = (sum(updates_us(made, native[name])) for name in ("NNN", "NNG"))
     assert (whole, parts) == (pytest.approx(164), pytest.approx(84))
+
+
+@pytest.mark.parametrize(("parameters", "grows"), [(10**9, 50.0), (1_000, 0.0)])
+def test_norms_of_gradients_take_longer_for_a_rank_that_holds_more_of_them(parameters, grows, tmp_path):
+    """Of two shards a norm of 50 us took; of few parameters it took what a launch takes, whoever holds them."""
+    found = analyze(write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)]))
+    norm = KernelTime(name="multi_tensor_apply_kernel<LpNormFunctor>", kind="reduction", us=50.0, count=1.0)
+    made = calibrate(
+        replace(
+            found,
+            run=replace(found.run, device_name="NVIDIA A100-SXM4-80GB", parameter_count=parameters),
+            work=Work(kind_us={}, kernels=(norm,)),
+            update=DeviceUpdate(us=100.0, num_kernels=0.0),
+        )
+    )
+    assert made.update.us(2) == pytest.approx(150.0)
+    assert made.update.us(1) == pytest.approx(200.0 + 50.0 + grows, abs=0.01)
 
 
 def random_run(generator):

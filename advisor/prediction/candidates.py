@@ -45,7 +45,7 @@ class Candidate:
         overlaps_reductions: reductions run beside backward, in order.
         overlaps_gathers: gathers run one unit ahead of compute; beside a GPU.
         prefetches: in backward too, before the reduction of the unit before.
-        holds_back: compute waits behind a unit for the reduction of the unit before.
+        holds_back: FSDP2 runs it: see ``Queues`` (device_replay.py).
         scatters_by_all_reduce: gradients of which each rank keeps a part are all-reduced.
         separate_queues: reductions do not wait for gathers.
         unit_bytes: sent at once; None for the units of the model.

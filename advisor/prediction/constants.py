@@ -92,6 +92,9 @@ UNKNOWN_CORES = 0.25  # cores of a rank where they are not known; assumed
 # Of the data sheet's rate of a device's memory, what FSDP2's copies of parameters and gradients reach, each of which
 # reads and writes; assumed, range 0.6 to 0.9
 COPY_MEMORY_SHARE = 0.75
+# Of that rate, the least that norms of all gradients are taken to reach, of 4 bytes an element at most; assumed, range
+# 0.3 to 0.9. Those of few elements take what launching them takes, which does not grow with the elements.
+LEAST_NORM_SHARE, FLOAT_BYTES = 0.5, 4
 FASTER_TIER_RATIO = 1.3  # groups of few nodes this much faster than wider ones have a network of their own; assumed
 
 # ---- correction for the profiler (docs/prediction.md, profiler correction) --------------------------------

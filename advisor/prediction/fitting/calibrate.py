@@ -14,7 +14,9 @@ from paro_advise.advisor.prediction.constants import (
     COMPUTE_SLOWING,
     COMPUTE_SLOWING_SIGMA,
     COPY_MEMORY_SHARE,
+    FLOAT_BYTES,
     KERNEL_US,
+    LEAST_NORM_SHARE,
     UNEVEN_SHARE,
 )
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
@@ -36,6 +38,7 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
     arithmetic_note,
     gaps_us,
     gathers_of_optimizer,
+    norms_us,
     overlapped_us,
     step_parts,
     updates_on_host_us,
@@ -338,9 +341,23 @@ def _update(analysis: Analysis, world: int) -> Update:
     strategy = run.strategy.at_rest or run.strategy.computing
     members = run.strategy.group_size or world
     shape = Shape(group_size=members, num_groups=max(1, world // members))
+    held = shards(strategy.optimizer if strategy else Level.N, shape)
+    norm_us = norms_us(analysis)
+    whole_norm_us = min(norm_us * held, _slowest_norm_us(analysis))
     least = min(seen.us, KERNEL_US * seen.num_kernels)
-    whole = (seen.us - least) * shards(strategy.optimizer if strategy else Level.N, shape)
-    return Update(measured_us=seen.us, least_us=least, whole_us=whole)
+    return Update(
+        measured_us=seen.us + norm_us,
+        least_us=least + norm_us - whole_norm_us / held,
+        whole_us=(seen.us - least) * held + whole_norm_us,
+    )
+
+
+def _slowest_norm_us(analysis: Analysis) -> float:
+    """Return the longest that norms of all gradients can be expected to take of a device; 0 where it is not known."""
+    device, elements = device_named(analysis.run.device_name), analysis.run.parameter_count
+    if device is None or device.memory_gbps is None or not elements:
+        return 0.0
+    return FLOAT_BYTES * elements / (LEAST_NORM_SHARE * device.memory_gbps * 1e3)
 
 
 def _finer_reductions(model: Pieces, queues: ObservedQueues, reduced: Sequence[CollectiveEntry], passes: int) -> float:

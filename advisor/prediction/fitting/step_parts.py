@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
 
 
+_NORM_KERNEL = "LpNormFunctor"  # in the names of the kernels of torch._foreach_norm (ForeachReduceOp.cu)
+
+
 class StepParts(NamedTuple):
     """How a step parts into what no strategy changes and what its collectives take."""
 
@@ -158,9 +161,17 @@ def _launched(analysis: Analysis) -> tuple[float, float | None]:
     seen = analysis.passes
     if seen is None or seen.forward + seen.backward <= 0:
         return 0.0, None
-    updating = analysis.update.us if analysis.update else 0.0
+    updating = analysis.update.us + norms_us(analysis) if analysis.update else 0.0
     aside = (analysis.breakdown_us.compute or 0.0) - updating - seen.forward - seen.backward
     return max(0.0, aside), seen.backward / (seen.forward + seen.backward)
+
+
+def norms_us(analysis: Analysis) -> float:
+    """Return what norms of gradients take, which read what the optimizer reads: ``torch._foreach_norm``'s kernels.
+
+    Only the longest kernels of a run are known by name: of a rank that holds few gradients they may be missing.
+    """
+    return sum(one.us for one in analysis.work.kernels if _NORM_KERNEL in one.name) if analysis.work else 0.0
 
 
 def overlapped_us(analysis: Analysis) -> float:
