@@ -145,7 +145,7 @@ def ours(work: Work, first: nn.Module, strategy: str, group_size: int, ending: c
     model, optimizer = shard(model, adamw(model), strategy, group_size=group_size)
     engine = engine_of(model)
     for executor in (engine.gradients.executor, engine.updates.executor):
-        ending.callback(executor.close)
+        ending.callback(executor.ending())
     return step_of(work, model, optimizer, lambda last: contextlib.nullcontext() if last else model.no_sync())
 
 

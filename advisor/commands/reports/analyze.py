@@ -109,10 +109,12 @@ def command(
         progress.say(wrote_text(target))
     known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
     given = [word for option, value in known.items() if value for word in (option, str(value))]
-    words = masked_command([*paths, *given])
-    if "-" in paths:  # it is read once
-        return
-    if not output:
+    if "-" not in paths:  # standard input is read once
+        _say_next(progress, analysis, masked_command([*paths, *given]), has_page=bool(output))
+
+
+def _say_next(progress: Progress, analysis: Analysis, words: str, *, has_page: bool) -> None:
+    if not has_page:
         progress.say(f"next: paro-advise analyze {words} -o report.html")
     if analysis.run.strategy.triple and (analysis.run.world_size or 1) > 1 and analysis.step_time_us.values:
         progress.say(f"next: paro-advise recommend {words} -o plan.json")
