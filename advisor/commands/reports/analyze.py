@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.facts.inputs import RunInputs
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
     from paro_advise.advisor.hta.library import HtaFigures
