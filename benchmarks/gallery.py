@@ -15,6 +15,7 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 GALLERY = Path("docs/gallery")
+IMAGES = Path("docs/images")  # those of the README and of the first page to read
 _COLOURS = 64  # of a picture, a third of the bytes
 _SIZE = {"width": 1100, "height": 760}  # pixels of a picture, the top of a page
 
@@ -31,7 +32,10 @@ def main() -> None:
     (ROOT / GALLERY).mkdir(exist_ok=True)
     for name, command in MADE.items():
         words = command.format(page=GALLERY / name).split()
-        subprocess.run([sys.executable, "-m", "paro_advise.advisor", *words, "--force", "-q"], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "paro_advise", *words, "--force", "-q"], cwd=ROOT, check=True)
+    planned = ROOT / ".demo" / "plan.html"
+    words = ["recommend", str(ROOT / ".demo" / "before"), "--html", str(planned)]
+    subprocess.run([sys.executable, "-m", "paro_advise", *words, "--force", "-q"], cwd=ROOT, check=True)
     shutil.copy(ROOT / ".demo" / "report.html", ROOT / GALLERY / "comparison.html")
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -41,6 +45,10 @@ def main() -> None:
             picture = ROOT / GALLERY / name.replace(".html", ".png")
             page.screenshot(path=picture)
             Image.open(picture).convert("RGB").quantize(_COLOURS).save(picture, optimize=True)
+        for path, picture in ((ROOT / ".demo" / "report.html", "comparison.png"), (planned, "plan.png")):
+            page = browser.new_page(viewport=_SIZE)  # type: ignore[arg-type]  # as above
+            page.goto(path.as_uri())
+            page.screenshot(path=ROOT / IMAGES / picture)
         browser.close()
 
 

@@ -32,7 +32,7 @@ EXAMPLES = {
     "PARO012": ("zero_runs/zero1_acc1", "ZeroRedundancyOptimizer with four ranks on one machine"),
     "PARO020": ("zero_runs/fsdp2_hsdp_ungated_ac_acc4", "FSDP2 with hybrid sharding and four micro-batches"),
     "PARO021": ("zero_runs/fsdp2_ggg_stack", "FSDP2 with full sharding and four ranks"),
-    "PARO030": ("nccl_like/fsdp2-straggler/traces", "FSDP2 on four nodes, where one rank computes longer"),
+    "PARO030": ("nccl_like/fsdp2-straggler/traces", "FSDP2 on two nodes of eight ranks, of which one computes longer"),
     "PARO031": ("zero_runs/fsdp2_hsdp_gated_acc4", "FSDP2 with hybrid sharding, all ranks on one machine"),
 }
 

@@ -228,6 +228,7 @@ class StateEntry:
     regime: str
     evidence: str
     text: str
+    exposed_wait_us: float | None = None  # since 1.2; of what is exposed, the least that is waiting for other ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,7 @@ def state_summaries(
                 regime=judgement.regime.value,
                 evidence=_weakest(rows).value,
                 text=judgement.text,
+                exposed_wait_us=None if evidence.exposed_wait_share is None else evidence.exposed_wait_share * exposed,
             ),
             regime=judgement.regime,
             limits=_limit(judgement.regime, evidence),

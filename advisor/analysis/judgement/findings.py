@@ -100,7 +100,8 @@ def _kept_wait(analysis: Analysis, state: str) -> float:
     """
     if analysis.run.collectives_use_cores:
         return 0.0
-    waits = {name: min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for name, entry in analysis.states.items()}
+    # The least, since what is left is said to be the most that can be saved.
+    waits = {name: entry.exposed_wait_us or 0.0 for name, entry in analysis.states.items()}
     total = sum(waits.values())
     late = max([analysis.late_once_us, *(item.lateness_us for item in analysis.stragglers)])
     return waits[state] * min(1.0, late / total) if total else 0.0
