@@ -45,10 +45,10 @@ def main() -> None:
             picture = ROOT / GALLERY / name.replace(".html", ".png")
             page.screenshot(path=picture)
             Image.open(picture).convert("RGB").quantize(_COLOURS).save(picture, optimize=True)
-        for path, picture in ((ROOT / ".demo" / "report.html", "comparison.png"), (planned, "plan.png")):
+        for path, shown in ((ROOT / ".demo" / "report.html", "comparison.png"), (planned, "plan.png")):
             page = browser.new_page(viewport=_SIZE)  # type: ignore[arg-type]  # as above
             page.goto(path.as_uri())
-            page.screenshot(path=ROOT / IMAGES / picture)
+            page.screenshot(path=ROOT / IMAGES / shown)
         browser.close()
 
 
