@@ -79,4 +79,5 @@ def _step_cell(step: Quantiles | None) -> Cell:
 
 
 def _triple(step: Quantiles | None) -> list[float] | None:
-    return None if step is None else [float(f"{value:.4g}") for value in (step.p10, step.p50, step.p90)]
+    # Digits enough for ratios that are those of the table.
+    return None if step is None else [float(f"{value:.8g}") for value in (step.p10, step.p50, step.p90)]
