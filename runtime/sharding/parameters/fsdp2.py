@@ -342,7 +342,7 @@ def copied_module(module: nn.Module, plain: type, memo: dict[int, object]) -> nn
         memo: what ``copy.deepcopy`` has copied.
     """
     states = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]  # noqa: SLF001
-    memo.update((id(hook), held_place) for hook in _own_hooks(states))
+    memo.update((id(hook), held_place) for hook in _own_hooks(module, states))
     memo.update((id(state), None) for state in states)
     copied: nn.Module = object.__new__(plain)
     memo[id(module)] = copied
@@ -358,17 +358,14 @@ def copied_module(module: nn.Module, plain: type, memo: dict[int, object]) -> nn
     return copied
 
 
-def _own_hooks(states: Iterable[FSDPState]) -> Iterator[object]:
-    """Return the functions that modules call for FSDP2."""
-    handles = [state._pre_forward_hook_handle for state in states]  # noqa: SLF001
-    handles += [state._post_forward_hook_handle for state in states]  # noqa: SLF001
+def _own_hooks(root: nn.Module, states: Iterable[FSDPState]) -> Iterator[object]:
+    """Return the functions that a model's modules call for FSDP2: around forward, and for state dicts."""
+    handles = hook_handles(root)
     for group in (group for state in states for group in _groups_of(state)):
         handles += [parameter._post_load_hook_handle for parameter in group.fsdp_params]  # noqa: SLF001
         handles += group._module_to_pre_save_state_dict_hook_handle.values()  # noqa: SLF001
         handles += group._module_to_pre_load_state_dict_hook_handle.values()  # noqa: SLF001
-    # Modules that were wrapped together have one handle of many.
-    singles = [single for handle in handles for single in getattr(handle, "handles", (handle,))]
-    tables = [(single.hooks_dict_ref(), single.id) for single in singles]
+    tables = [(handle.hooks_dict_ref(), handle.id) for handle in handles]
     yield from (table[key] for table, key in tables if table is not None and key in table)
 
 
