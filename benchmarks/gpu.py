@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_jobs as jobs
+import gpu_loops as loops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +41,15 @@ FRAMEWORKS = ("ddp", "ddp_amp", "fsdp2", "fsdp2_bf16", "fsdp1", "accelerate", "t
 LIBRARY_OF = {"trainer": "transformers"}  # which a framework needs beside torch, where it isn't its own name
 NEAR, NEAR_16_BIT = 1e-5, 2e-3  # largest relative difference of a loss: fp32; 16 bits, whose roundings Adam grows
 PLANS = ("NNG", "GGG")
-OF_THEIR_OWN = ("scripts", "capture", "step_times", "layouts")  # checks that share no processes with others
+LOOPS = {"fsdp2": ("NNG", "NGG"), "ddp": ("NNG", "GGG")}
+OF_THEIR_OWN = (
+    "scripts",
+    "capture",
+    "attach",
+    "loop",
+    "step_times",
+    "layouts",
+)  # checks that share no processes with others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,8 @@ class Check:
     @property
     def label(self) -> str:
         """Return it for the table."""
-        return f"{self.framework or self.name} ({self.ranks} x {self.backend})"
+        names = {"loop": f"loop of {self.framework}", "scripts": self.framework}
+        return f"{names.get(self.name, self.name)} ({self.ranks} x {self.backend})"
 
     @property
     def hosts(self) -> bool:
@@ -77,6 +87,7 @@ class Check:
 SUITE = (
     *(Check(name=name, ranks=1, backend="nccl", on_cpu=False) for name in ("parity_fp32", "parity_bf16", "compiled")),
     Check(name="parity_fp32", ranks=2, backend="nccl", on_cpu=False),
+    Check(name="host_waits", ranks=2, backend="nccl", on_cpu=False),
     *(Check(name=name, ranks=4, backend="nccl", on_cpu=False) for name in ("parity_fp32", "side_stream", "offloaded")),
     *(Check(name="scripts", ranks=2, backend="nccl", framework=one) for one in FRAMEWORKS),
     *(
@@ -89,6 +100,8 @@ SUITE = (
     Check(name="step_times", ranks=2, backend="nccl", alone=True),
     Check(name="layouts", ranks=1, backend="gloo", alone=True),
     Check(name="capture", ranks=1, backend="nccl", alone=True),
+    Check(name="attach", ranks=2, backend="nccl", alone=True),
+    *(Check(name="loop", ranks=2, backend="nccl", alone=True, framework=framework) for framework in LOOPS),
 )  # fmt: skip
 
 
@@ -123,6 +136,10 @@ def run_checks(checks: Sequence[Check], device: str, logs: Path | None = None) -
     first = checks[0]
     if first.name == "capture":
         return [capture()]
+    if first.name == "attach":
+        return [loops.attach(first.ranks, hosts=first.hosts)]
+    if first.name == "loop":
+        return [loops.closed_loop(first.framework, LOOPS[first.framework], first.ranks, hosts=first.hosts, keep=logs)]
     if first.name == "scripts":
         return [train_under_plans(first, logs)]
     script = [str(CHECKS), *(check.name for check in checks), "--device", device]

@@ -44,6 +44,7 @@ UNKNOWN = 0.05  # share of communication whose state a trace may leave open
 SLEEP_CYCLES = 2_000_000  # of the GPU's clock, about a millisecond: longer than a unit's work here
 FP32, BF16 = 2e-5, 4e-2  # largest relative difference of a loss; bf16 keeps 8 bits, and Adam grows differences
 WORLDS = (8, 64, 256, 1024)
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")  # likewise
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")  # as profiles name them
 
 device = torch.device("cpu")
@@ -436,6 +437,43 @@ def step_times() -> dict[str, Any]:
     return {**found, "holds": True}
 
 
+def host_waits() -> dict[str, Any]:
+    """How often a step lets the host wait for the device: under no strategy more often than in torch's FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+
+    rank, steps = dist.get_rank(), 3
+    tokens = [_tokens(0, micro, rank) for micro in range(MICRO_BATCHES)]  # a copy from plain memory waits
+
+    def waits_of(model: Any, optimizer: Any) -> float:
+        def step() -> None:
+            for micro, of_micro in enumerate(tokens):
+                model.set_requires_gradient_sync(micro == MICRO_BATCHES - 1)
+                _loss(model, of_micro).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for _ in range(3):
+            step()
+        _synchronize()
+        with torch.profiler.profile() as profile:
+            for _ in range(steps):
+                step()
+        return sum(event.count for event in profile.key_averages() if event.key in WAITS) / steps
+
+    by_torch = _model()
+    for block in by_torch.blocks:
+        fully_shard(block)
+    fully_shard(by_torch)
+    allowed = waits_of(by_torch, _optimizer(by_torch))
+    found = {}
+    for strategy in KEPT:
+        model = _model()
+        found[str(strategy)] = waits_of(*shard(model, _optimizer(model), strategy, group_size=_groups()))
+    name, value = max(found.items(), key=lambda item: item[1])
+    return {"FSDP2 a step": allowed, "most": value, "of": name, "holds": value <= allowed}
+
+
 def _synchronize() -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -445,7 +483,7 @@ CHECKS: dict[str, Callable[[], dict[str, Any]]] = {
     check.__name__: check
     for check in (
         parity_fp32, parity_bf16, side_stream, repeatable, memory, offloaded, out_of_memory, compiled, checkpointing,
-        grad_scaler, layouts, traces, step_times,
+        grad_scaler, layouts, traces, step_times, host_waits,
     )
 }  # fmt: skip
 

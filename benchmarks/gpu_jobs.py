@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 LAUNCHER = (sys.executable, "-m", "torch.distributed.run")
 PARO_ADVISE = (sys.executable, "-m", "paro_advise")
@@ -72,6 +72,7 @@ def run(
     hosts: bool,
     limit_s: float,
     under: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run a script on ranks that share what this machine has.
 
@@ -81,8 +82,15 @@ def run(
         hosts: each is a host of its own.
         limit_s: it is stopped after that.
         under: words before each launcher of torchrun, such as those of `paro-advise run`; without any there is none.
+        variables: of its environment, beside those it needs.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
+    environment = {
+        **os.environ,
+        **(variables or {}),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_port()),
+    }
     if hosts:
         environment |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     launches = []

@@ -1,6 +1,6 @@
 """Unchanged training scripts on GPUs, one for each framework: what `make gpu` trains plain and under plans.
 
-    torchrun ... benchmarks/gpu_scripts.py FRAMEWORK [--steps N]
+    torchrun ... benchmarks/gpu_scripts.py FRAMEWORK [--steps N] [--width N] [--layers N]
 
 Each rank trains on data of its own; rank 0 prints the mean loss and the gradients' norm of each step. Nothing here knows
 of this project. Without a GPU they train on the CPU, which tests the scripts.
@@ -12,7 +12,8 @@ import argparse
 import os
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,24 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VOCABULARY, WIDTH, LAYERS, SEQUENCE, BATCH = 512, 128, 3, 64, 4
+VOCABULARY, SEQUENCE, BATCH = 512, 64, 4
 MICRO_BATCHES, CLIP, RATE = 2, 1.0, 1e-3
+
+WARM = 5  # steps
+width, layers = 128, 3
+until: Until | None = None
+
+
+class Until(NamedTuple):
+    """Files of a job that trains until it's asked to end.
+
+    Attributes:
+        begun: it makes it when it trains.
+        end: whoever makes it ends it.
+    """
+
+    begun: Path
+    end: Path
 
 
 class Block(nn.Module):
@@ -30,9 +47,9 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
+        self.norm = nn.LayerNorm(width)
         self.mix = nn.Linear(SEQUENCE, SEQUENCE)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden states, [batch, sequence, width]."""
@@ -46,9 +63,9 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits, [batch, sequence, vocabulary]."""
@@ -103,6 +120,17 @@ def _loop(model: Any, steps: int, device: torch.device, *, clip: Callable[[], An
         optimizer.zero_grad(set_to_none=True)
         scheduler.step()
         tell(step, total, norm)
+        if until is not None and _is_enough(step, until, device):
+            return
+
+
+def _is_enough(step: int, until: Until, device: torch.device) -> bool:
+    """Say that it trains, and tell whether any rank was asked to end."""
+    if step == WARM:
+        until.begun.touch()
+    ends = torch.tensor(float(until.end.exists()), device=device)
+    dist.all_reduce(ends)
+    return bool(ends)
 
 
 def _replicated(device: torch.device) -> nn.parallel.DistributedDataParallel:
@@ -265,10 +293,17 @@ STARTS_ITSELF = {"accelerate", "trainer", "lightning"}
 
 def main() -> None:
     """Train."""
+    global width, layers, until
     parser = argparse.ArgumentParser()
     parser.add_argument("framework", choices=sorted(FRAMEWORKS))
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--width", type=int, default=width)
+    parser.add_argument("--layers", type=int, default=layers)
+    parser.add_argument("--begun", type=Path, help="made after some steps of a job that has --until")
+    parser.add_argument("--until", type=Path, help="ends a job of ddp, fsdp1 or fsdp2 once it's there")
     args = parser.parse_args()
+    until = Until(args.begun, args.until) if args.until else None
+    width, layers = args.width, args.layers
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     device = torch.device("cpu")
     if torch.cuda.is_available():
