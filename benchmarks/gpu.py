@@ -87,7 +87,7 @@ class Check:
 SUITE = (
     *(Check(name=name, ranks=1, backend="nccl", on_cpu=False) for name in ("parity_fp32", "parity_bf16", "compiled")),
     Check(name="parity_fp32", ranks=2, backend="nccl", on_cpu=False),
-    Check(name="host_waits", ranks=2, backend="nccl", on_cpu=False),
+    Check(name="host_waits", ranks=2, backend="nccl"),
     *(Check(name=name, ranks=4, backend="nccl", on_cpu=False) for name in ("parity_fp32", "side_stream", "offloaded")),
     *(Check(name="scripts", ranks=2, backend="nccl", framework=one) for one in FRAMEWORKS),
     *(
