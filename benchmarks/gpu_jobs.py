@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LAUNCHER = (sys.executable, "-m", "torch.distributed.run")
 PARO_ADVISE = (sys.executable, "-m", "paro_advise")
 _IS_ERROR = re.compile(r"(?:^|\s)\w*(?:\.\w+)*(?:Error|error\[E\d+\]): ")
-_PORTS = itertools.count(20_000)
+_PORTS = itertools.count(20_000 + os.getpid() % 100 * 100)  # another suite beside this one begins elsewhere
 GRACE_S = 10  # for launchers to end what they have started, and for ranks whose neighbour has failed
 
 

@@ -409,6 +409,17 @@ DIFFERENT_WAYS = {
 }
 
 
+def record_both_ranks(options, capsys):
+    """On a machine that is too busy for torch's own thread a rank may ask too late: then it is told, and asked again."""
+    for attempt in range(5):
+        assert run([*options, *["--force"][:attempt]]) == 0
+        told = capsys.readouterr().err
+        if "traces of 2 ranks" in told:
+            return
+        assert "it did not ask again before the start" in told, told
+    pytest.fail(told)
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "way", ["a folder's sockets, under srun", pytest.param("names without a folder", marks=pytest.mark.variant)]
@@ -432,12 +443,11 @@ def test_a_running_job_is_recorded_and_goes_on(way, folder, tmp_path, capsys, mo
                 assert job.poll() is None, job.stderr.read()
                 time.sleep(0.05)
             options = ["attach", "-o", str(target), "--seconds", "2", "--pid", str(job.pid)]
-            assert run(options) == 0
-            assert "traces of 2 ranks" in capsys.readouterr().err
+            record_both_ranks(options, capsys)
             assert run(options) == 1
             if kind == "name":  # such a socket is where an answer that nobody reads would stay
                 first = {path.name: path.stat().st_mtime_ns for path in target.iterdir()}
-                assert run([*options, "--force"]) == 0
+                record_both_ranks([*options, "--force"], capsys)
                 assert all(path.stat().st_mtime_ns != first[path.name] for path in target.iterdir())
             (tmp_path / "stop").touch()
             errors = job.communicate(timeout=300)[1]

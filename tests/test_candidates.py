@@ -103,15 +103,31 @@ def test_only_what_the_runtime_trains_with_is_proposed():
 
 
 def test_what_may_not_be_proposed_is_in_no_comparison_of_what_may():
-    """With a network that favours the backend's own rings, frameworks' settings are the fastest."""
-    made = replace(calibration(), is_gpu=True, native_reduce_scatter_is_all_reduce=False, transfer_us=1.0, wait_us=1.0)
-    plan = recommend(made, Limits(allow_untested=True))
-    assert plan.candidates[0].collectives == "native"
-    assert all((step.triple, step.collectives) not in {("NNG", "native"), ("NGG", "native")} for step in plan.budget)
+    plan = recommend(calibration(), Limits())
+    others = {("NNG", "native"), ("NGG", "native"), ("NNI", "native"), ("IIG", "native")}
+    assert all((step.triple, step.collectives) not in others for step in plan.budget)
     assert sum(choice.probability_best for choice in plan.candidates) == pytest.approx(1.0)
-    closed = [c for c in plan.candidates if c.collectives == "native" and c.triple in ("NNG", "NGG", "NNI", "IIG")]
+    closed = [choice for choice in plan.candidates if (choice.triple, choice.collectives) in others]
     assert closed
     assert all(choice.probability_best == 0 and "own settings" in choice.reason for choice in closed)
+
+
+def test_beside_a_gpu_our_runtime_runs_every_strategy_with_the_backends_own_collectives():
+    """Only where no setting of the framework that ran does; and a plan chooses it by leave."""
+    made = replace(
+        calibration(), is_gpu=True, native_reduce_scatter_is_all_reduce=False, framework=Framework.FSDP2,
+        overlaps_gathers=True,
+    )  # fmt: skip
+    native = [item for item in candidates(made) if item.collectives == "native" and not item.variant]
+    assert {str(item.strategy) for item in native if item.by_runtime} == {
+        "NNI", "NNG", "NGG", "NII", "NIG", "IGG", "IIG", "INI",
+    }  # fmt: skip
+    assert {str(item.strategy) for item in native if not item.by_runtime} == {"NNN", "III", "GGG"}
+    for leave in (False, True):
+        plan = recommend(made, Limits(allow_untested=leave))
+        ours = [c for c in plan.candidates if (c.triple, c.collectives, c.variant) == ("NNG", "native", "")]
+        assert [choice.eligible for choice in ours] == [leave]
+        assert all(choice.exports["paro_advise"] == "exact" for choice in ours)
 
 
 @pytest.mark.parametrize("framework", [Framework.FSDP2, Framework.DEEPSPEED, Framework.MEGATRON, Framework.DDP])
@@ -175,7 +191,7 @@ def test_what_can_be_switched_on_today_is_of_the_frameworks_own_family():
     [
         (Framework.FSDP2, "GGG", "III", False),
         (Framework.FSDP2, "GGG", "NNN", False),
-        (Framework.DDP, "NNN", "NNG", False),
+        (Framework.DDP, "NNN", "NNG", True),  # our runtime: torch has no setting for it
         (Framework.DDP, "NNN", "GGG", True),  # another framework's reducer
         (Framework.DEEPSPEED, "NGG", "NNG", False),  # `overlap_comm` is off
         (Framework.DEEPSPEED, "NGG", "GGG", True),  # stage 3 is exported with it

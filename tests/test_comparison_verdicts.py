@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers import analyze, write_run
 from test_compare import pair
+from test_recommend import calibration
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.comparison.acceptance import Thresholds
@@ -15,8 +16,11 @@ from paro_advise.advisor.comparison.bootstrap import Change, _widening
 from paro_advise.advisor.comparison.compare import Terms, compare
 from paro_advise.advisor.comparison.metrics import verdict_of
 from paro_advise.advisor.facts.capture_log import captured_of
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown, comparison_text
 from paro_advise.advisor.wording.quantities import signed_text
+from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.logs.step_log import read_step_log
 
@@ -85,3 +89,23 @@ def test_what_rounds_to_nothing_has_no_minus(tmp_path):
     analysis = analyze(write_run(tmp_path, [fsdp_rank(rank, 2) for rank in range(2)]))
     found = compare(*pair(analysis, [1e6] * 9, [1e6 - 1] * 9), None)
     assert "-0.0" not in replace(found).text
+
+
+def test_where_no_ho_ring_runs_the_prediction_of_the_backends_own_collectives_is_tested(tmp_path):
+    """`run` uses them on GPUs whatever a plan names; what HO-Ring would take says nothing of them."""
+    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)]))
+    made = recommend(calibration(), Limits())
+    times = made.chosen.predicted.step_time_us
+    ring = replace(made.chosen, triple="GGG", group_size=None, collectives=CollectiveBackend.HO_RING)
+    slower = replace(times, p10=2 * times.p10, p50=2 * times.p50, p90=2 * times.p90)
+    native = replace(ring, collectives=CollectiveBackend.NATIVE, predicted=replace(ring.predicted, step_time_us=slower))
+    facts = replace(made.preconditions, world_size=2, micro_batches=analysis.run.micro_batches)
+    plan = replace(made, preconditions=facts, chosen=ring, candidates=(ring, native))
+    before, after = pair(analysis, [1e5] * 6, [8e4] * 6)
+    for backend, tested in (("nccl", native), ("gloo", ring), (None, ring)):
+        sides = before, replace(after, run=replace(after.run, backend=backend))
+        step = compare(*sides, plan).predicted_vs_measured[0]
+        assert (step.name, step.predicted) == ("step_time_us", tested.predicted.step_time_us.p50)
+    untold = compare(before, replace(after, run=replace(after.run, backend="nccl")), replace(plan, candidates=(ring,)))
+    assert untold.predicted_vs_measured == ()
+    assert "the backend's own collectives ran: its prediction was not tested" in untold.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,14 +36,15 @@ from paro_advise.advisor.comparison.rank_parts import (
 from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.plural import plural
 from paro_advise.errors import StalePlanError
-from paro_advise.policies.plan import Verdict
+from paro_advise.policies.plan import Verdict, same_way
+from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.trace_parsers.notice import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
-    from paro_advise.policies.plan import Plan
+    from paro_advise.policies.plan import Choice, Plan
 
 _TOKENS = re.compile(r"^(\d{1,9})x(\d{1,9}) torch\.int(?:32|64)$")
 
@@ -88,7 +89,8 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     parity = parity_of(before, after)
     device = terms.device_memory_bytes or after.run.device_memory_bytes
     step, times = by_name["step_time"], [side.step_time_us for side in sides]
-    untested = _why_untested(plan, after, step)
+    tested = _tested_choice(plan, after)
+    untested = _why_untested(plan, tested, after, step)
     return Comparison(
         format=FORMAT.name,
         format_version=FORMAT.version,
@@ -97,10 +99,10 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         metrics=metrics,
         collectives=_collectives(before, after),
         parity=parity,
-        predicted_vs_measured=() if untested else _predicted_step(plan, step),
+        predicted_vs_measured=() if untested else _predicted_step(tested, step),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=overall_verdict(step, by_name["throughput"], times),
-        text=_text(step, sides, plan, untested)
+        text=_text(step, sides, tested, untested)
         + long_steps_text(by_name["throughput"], times)
         + work_caveat(before, after)
         + ranks_caveat(before, after),
@@ -337,7 +339,21 @@ def _took_place(plan: Plan | None, after: Analysis) -> bool:
     return found == planned
 
 
-def _why_untested(plan: Plan | None, after: Analysis, step: Metric) -> str:
+def _tested_choice(plan: Plan | None, after: Analysis) -> Choice | None:
+    """Return what of a plan the run after tests, None for nothing.
+
+    Where `paro-advise run` has no HO-Ring to run, it uses the backend's own collectives, of which the plan has a
+    prediction as well.
+    """
+    if plan is None or plan.chosen.collectives != CollectiveBackend.HO_RING or not after.run.backend:
+        return plan.chosen if plan else None
+    if after.run.collectives_use_cores:
+        return plan.chosen
+    native = replace(plan.chosen, collectives=CollectiveBackend.NATIVE)
+    return next((choice for choice in plan.candidates if same_way(choice, native)), None)
+
+
+def _why_untested(plan: Plan | None, tested: Choice | None, after: Analysis, step: Metric) -> str:
     """Say why a plan's prediction was not tested, "" where it was."""
     if plan is None:
         return ""
@@ -348,15 +364,17 @@ def _why_untested(plan: Plan | None, after: Analysis, step: Metric) -> str:
     if not _took_place(plan, after):
         ran = after.run.strategy.triple_at_rest
         return f"The plan recommends {plan.chosen.triple}, but {ran} ran: its prediction was not tested."
+    if tested is None:
+        return "The plan predicts HO-Ring, but the backend's own collectives ran: its prediction was not tested."
     if step.verdict == ChangeVerdict.UNCLEAR:
         return "Too little is known of the step times to test the plan's prediction."
     return ""
 
 
-def _predicted_step(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
-    if plan is None or not step.before or not step.after:
+def _predicted_step(tested: Choice | None, step: Metric) -> tuple[Predicted, ...]:
+    if tested is None or not step.before or not step.after:
         return ()
-    chosen = plan.chosen.predicted
+    chosen = tested.predicted
     found = []
     for name, guess, measured in (
         ("step_time_us", chosen.step_time_us, step.after),
@@ -385,7 +403,7 @@ def _repeats_caveat(step: Metric) -> str:
     )
 
 
-def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: str) -> str:
+def _text(step: Metric, sides: tuple[Side, Side], tested: Choice | None, untested: str) -> str:
     from paro_advise.advisor.wording.quantities import signed_text, time_text
 
     if not step.before or not step.after or step.change_pct is None:
@@ -414,8 +432,8 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: s
             text = f"Cannot tell: step {span} ({pct}), based on {counts}: {why}."
     if untested:
         text += f" {untested}"
-    elif plan is not None:
-        guess, measured = plan.chosen.predicted.speedup, step.before / step.after
+    elif tested is not None:
+        guess, measured = tested.predicted.speedup, step.before / step.after
         where = (
             "as predicted"
             if guess.p10 <= measured <= guess.p90

@@ -59,6 +59,8 @@ class Candidate:
         copy_lasts: from there in later micro-batches' forward, too.
         gather_share, reduce_share: of the bytes, that quantised parameters and gradients have.
         host_share: of the host's gaps in the run, that are left when the framework's own code is replaced.
+        by_runtime: our runtime runs it with the backend's own collectives, as it does beside GPUs, and no setting of
+            the framework that ran does.
     """
 
     strategy: Strategy
@@ -84,6 +86,7 @@ class Candidate:
     gather_share: float = 1.0
     reduce_share: float = 1.0
     host_share: float = 1.0
+    by_runtime: bool = False
 
     @property
     def uses_groups(self) -> bool:
@@ -102,12 +105,13 @@ class Candidate:
 def baseline_candidate(calibration: Calibration) -> Candidate:
     """Return how the run itself was executed."""
     is_own, variant = calibration.framework == Framework.RUNTIME, _variant(calibration)
+    has_ring = is_own and not calibration.is_gpu  # on GPUs our runtime uses the backend's own collectives
     # FSDP on a CPU waits for every collective; DDP's reducer and our runtime do not.
     overlaps = calibration.overlaps_reductions if calibration.is_gpu else is_own or calibration.framework.is_ddp
     return Candidate(
         strategy=calibration.baseline,
         group_size=calibration.copy_group_size or calibration.baseline_group_size,
-        collectives=CollectiveBackend.HO_RING if is_own else CollectiveBackend.NATIVE,
+        collectives=CollectiveBackend.HO_RING if has_ring else CollectiveBackend.NATIVE,
         gathers_once=calibration.gathers_once,
         replicates_each_pass=calibration.replicates_each_pass,
         overlaps_reductions=overlaps,
@@ -151,8 +155,11 @@ def candidates(calibration: Calibration) -> list[Candidate]:
         for size in proper if Level.I in _levels(strategy) else usual:
             ours = Candidate(strategy=strategy, group_size=size, collectives=CollectiveBackend.HO_RING)
             found.append(replace(ours, host_share=_host_share(calibration)))
-            if Fidelity.EXACT in exports_of(strategy, CollectiveBackend.NATIVE).values():
-                found.append(_native(calibration, strategy, size))
+            native = _native(calibration, strategy, size)
+            if calibration.is_gpu and not is_at_hand(native, calibration.framework):
+                found.append(replace(ours, collectives=CollectiveBackend.NATIVE, by_runtime=True))
+            elif Fidelity.EXACT in exports_of(strategy, CollectiveBackend.NATIVE).values():
+                found.append(native)
     for strategy, variant in variants():
         if variant.changes_numbers and not calibration.is_gpu:
             continue
@@ -182,7 +189,7 @@ def is_proposable(candidate: Candidate, framework: Framework) -> bool:
     if candidate.offload.moves_parameters:
         return framework == Framework.DEEPSPEED and is_at_hand(candidate, framework)
     exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
-    return exports[RUNTIME] == Fidelity.EXACT
+    return candidate.by_runtime or exports[RUNTIME] == Fidelity.EXACT
 
 
 def may_choose(candidate: Candidate, calibration: Calibration, *, allow_untested: bool) -> bool:

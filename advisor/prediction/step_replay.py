@@ -41,7 +41,6 @@ from paro_advise.advisor.prediction.moved_units import (
     share_of,
     updates_us,
 )
-from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
 from paro_advise.policies.plan import EstimateSource
 from paro_advise.policies.procedure import Hops, Scope, gather_from, procedure_of
@@ -181,7 +180,7 @@ class _Step:
             native and (calibration.native_reduce_scatter_is_all_reduce or candidate.scatters_by_all_reduce),
             is_streamed=calibration.is_gpu,
         )
-        had_ring = calibration.framework == Framework.RUNTIME
+        had_ring = baseline_candidate(calibration).collectives == CollectiveBackend.HO_RING
         used = replace(links, slowdown=1.0) if had_ring == native else links
         self._waits, self._copies = (1.0, 1.0) if had_ring != native else (HO_RING_WAITS, HO_RING_COPIES)
         if native and had_ring:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--allow-untested",
     is_flag=True,
-    help="Also let the plan choose what was never timed on GPUs (HO-Ring, the bundled runtime).",
+    help="Also let the plan choose what was never timed on several GPUs (the bundled runtime, HO-Ring).",
 )
 @click.option("--strategy", metavar="TRIPLE[/SIZE]", help="Make the plan for this strategy, such as IIG/8.")
 @click.option("--what-if", "what_ifs", multiple=True, metavar="NAME=VALUE", help="Also answer nodes=64, inter-gbps=50.")
@@ -238,6 +238,8 @@ def _load_described(
 
 def _next(plan: Plan, limits: Limits, output: str | None) -> None:
     """Say what of the memory is not counted, and which command comes after this one."""
+    from paro_advise.policies.frameworks.model import Fidelity
+    from paro_advise.policies.frameworks.registry import RUNTIME
     from paro_advise.policies.plan import Verdict
     from paro_advise.policies.strategy import CollectiveBackend
 
@@ -246,7 +248,8 @@ def _next(plan: Plan, limits: Limits, output: str | None) -> None:
     if plan.verdict == Verdict.CHANGE and output and output != "-":
         name = shlex.quote(output)
         click.echo(f"next: paro-advise apply {name} CONFIG_OR_SCRIPT    (shows the change, writes nothing)", err=True)
-        if plan.chosen.collectives == CollectiveBackend.HO_RING:
+        is_ours = limits.allow_untested and plan.chosen.exports.get(RUNTIME) == Fidelity.EXACT
+        if is_ours or plan.chosen.collectives == CollectiveBackend.HO_RING:
             click.echo(f"next: paro-advise run --plan {name} -- YOUR_COMMAND", err=True)
     elif plan.verdict == Verdict.CHANGE:
         readers = "`apply` reads for a configuration" if plan.chosen.variant else "`apply` and `run` read"

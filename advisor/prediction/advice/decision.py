@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.prediction.advice.on_gpus import HO_RING_ON_GPUS, RUN_ON_GPUS, needed_of_script
 from paro_advise.advisor.prediction.advice.what_if import quantiles
 from paro_advise.advisor.prediction.constants import (
     EQUAL_SHARE,
@@ -19,7 +20,7 @@ from paro_advise.advisor.prediction.constants import (
 from paro_advise.advisor.wording.quantities import bytes_text, signed_text
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity
-from paro_advise.policies.frameworks.registry import exports_of
+from paro_advise.policies.frameworks.registry import RUNTIME, exports_of
 from paro_advise.policies.plan import (
     FORMAT,
     Choice,
@@ -31,7 +32,7 @@ from paro_advise.policies.plan import (
     Verdict,
     same_way,
 )
-from paro_advise.policies.strategy import CollectiveBackend, Level
+from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.policies.strategy_name import choice_name
 
 if TYPE_CHECKING:
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.scoring import Limits, Scored
 
 
-HO_RING_ON_GPUS = (
-    "HO-Ring has never been timed on GPUs, where `paro-advise run` uses the backend's own collectives instead"
-)
 _DEALT_OUT = (
     "ranks of a node do not follow each other (PARO033), so groups of ranks in a row are not where they are predicted"
 )
@@ -88,7 +86,7 @@ def decide(calibration: Calibration, limits: Limits, field: RankedCandidates) ->
     caveat = "" if keeps else _caveat(calibration, field.wanted)
     ahead = "" if keeps else f": predicted {_ahead(chosen)}{_memory(plan.baseline, chosen)}"
     what = f"keep {choice_name(chosen)}" if keeps else _first_lower(_change(plan.baseline, chosen))
-    call = "" if keeps else _needed_of_script(calibration, field.baseline, field.wanted)
+    call = "" if keeps else needed_of_script(calibration, field.baseline, field.wanted)
     asked = replace(
         plan,
         verdict=Verdict.KEEP if keeps else Verdict.CHANGE,
@@ -144,7 +142,7 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Rank
     if verdict == Verdict.MEASURE_FIRST and not caveat and abs(field.replay_error_pct) <= GATE_PCT:
         text += _surer(field, chosen, choices)
     if verdict == Verdict.CHANGE and chosen is not None:
-        text += _needed_of_script(calibration, baseline, chosen)
+        text += needed_of_script(calibration, baseline, chosen)
     if calibration.framework == Framework.UNKNOWN and verdict == Verdict.CHANGE:
         text += " The traces name no framework: `paro-advise run` needs FSDP, DDP or DeepSpeed around the model."
     plan = Plan(
@@ -262,6 +260,7 @@ def _choice(item: Scored, baseline: Scored, reason: str, probability: float, *, 
         "optimizer": item.memory.optimizer,
         "transient": item.transient,
     }
+    exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
     return Choice(
         triple=str(candidate.strategy),
         group_size=candidate.group_size if candidate.uses_groups else None,
@@ -274,7 +273,7 @@ def _choice(item: Scored, baseline: Scored, reason: str, probability: float, *, 
             peak_bytes=item.peak,
         ),
         redundancy_bytes=item.redundancy,
-        exports=exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload),
+        exports=exports if not candidate.by_runtime else {**exports, RUNTIME: Fidelity.EXACT},
         feasible=not item.reason,
         reason=reason,
         probability_best=probability,
@@ -291,6 +290,8 @@ def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool, is_untested:
     if not is_eligible and is_untested:
         if item.candidate.collectives == CollectiveBackend.HO_RING:
             return f"experimental: {HO_RING_ON_GPUS}; --allow-untested lets a plan choose it"
+        if item.candidate.by_runtime:
+            return f"experimental: {RUN_ON_GPUS}; --allow-untested lets a plan choose it"
         return "no setting of the framework that ran expresses it"
     if not is_eligible:
         return "by a framework's own settings only; `paro-advise run` does not use them"
@@ -400,27 +401,6 @@ def _surer(field: RankedCandidates, chosen: Scored | None, choices: Mapping[int,
     is_less = chosen is None or median_us(first) > median_us(chosen)
     found = choices[id(first)]
     return f" Surer, {'and less' if is_less else 'for more memory'}: {choice_name(found)}, {_ahead(found)}."
-
-
-def _needed_of_script(calibration: Calibration, baseline: Scored, chosen: Scored) -> str:
-    """Return what another way to run needs that the prediction takes as given, "" for nothing."""
-    candidate, framework = chosen.candidate, calibration.framework
-    if not calibration.is_gpu:
-        return ""
-    if candidate.collectives != CollectiveBackend.NATIVE:
-        return f" The prediction does not apply to it yet: {HO_RING_ON_GPUS}."
-    exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
-    if framework == Framework.FSDP1 and exports["fsdp1"] != Fidelity.EXACT and exports["fsdp2"] == Fidelity.EXACT:
-        return " FSDP1 has no setting for it: the script has to shard by fully_shard (FSDP2)."
-    sums_once = candidate.strategy.gradient == Level.I and not candidate.replicates_each_pass
-    before = baseline.candidate
-    is_new = sums_once and (before.strategy.gradient != Level.I or before.replicates_each_pass)
-    if framework == Framework.FSDP2 and is_new and calibration.micro_batches > 1:
-        return (
-            " It holds where gradients are summed between groups once a step: the script has to call "
-            "set_requires_all_reduce(False) in all micro-batches but the last."
-        )
-    return ""
 
 
 def _ahead(chosen: Choice) -> str:

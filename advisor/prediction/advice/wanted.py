@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.prediction.advice.decision import median_us
 from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import Strategy, check_kept
+from paro_advise.policies.strategy import CollectiveBackend, Strategy, check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,12 +54,13 @@ class Wanted:
         """Tell whether a candidate is the strategy."""
         return candidate.strategy == self.strategy and self.group_size in (None, candidate.group_size)
 
-    def pick(self, scored: Sequence[Scored], is_eligible: Callable[[Candidate], bool]) -> Scored:
+    def pick(self, scored: Sequence[Scored], is_eligible: Callable[[Candidate], bool], *, is_gpu: bool) -> Scored:
         """Return the fastest way to run it: the triple itself, or a framework's own way where there is no other.
 
         Args:
             scored: all candidates.
             is_eligible: tells which of them a plan may choose.
+            is_gpu: what runs there are the backend's own collectives, which go before HO-Ring.
 
         Raises:
             UsageError: there is none, none fits, or a plan may choose none.
@@ -80,4 +81,9 @@ class Wanted:
         fitting = [item for item in possible if not item.reason]
         if not fitting:
             raise UsageError(f"--strategy must name what fits, got {self}: {possible[0].reason}")
-        return min(fitting, key=lambda item: (bool(item.candidate.variant), median_us(item)))
+
+        def place(item: Scored) -> tuple[bool, bool, float]:
+            never_runs = is_gpu and item.candidate.collectives == CollectiveBackend.HO_RING
+            return bool(item.candidate.variant), never_runs, median_us(item)
+
+        return min(fitting, key=place)

@@ -1,0 +1,76 @@
+"""Predictions made of recordings on a GPU, against what ran there afterwards (tests/data/README.md, gpu_loops)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+from conftest import ROOT
+
+from paro_advise.advisor import api
+from paro_advise.advisor.cli import run
+from paro_advise.policies.strategy import CollectiveBackend
+
+LOOPS = ROOT / "tests/data/gpu_loops"
+WARM_UP, PROFILED = 3, 3  # of the steps whose times are known; a profiler lengthens those that it records
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARO_ADVISE_CACHE", str(tmp_path / "cache"))
+
+
+def measured_us(framework, strategy):
+    """The median step of both ranks, without the first ones."""
+    truth = json.loads((LOOPS / framework / "truth.json").read_text(encoding="utf-8"))
+    return statistics.median(time for rank in truth["step_us_of_ranks"][strategy] for time in rank[WARM_UP:])
+
+
+@pytest.mark.parametrize(("framework", "strategy"), [("fsdp2", "NNG"), ("fsdp2", "NGG"), ("ddp", "NNG")])
+def test_what_run_did_on_a_gpu_lies_in_the_predicted_range(framework, strategy):
+    plan = api.recommend(LOOPS / framework, strategy=strategy, allow_untested=True).plan
+    assert (plan.chosen.triple, plan.chosen.collectives) == (strategy, CollectiveBackend.NATIVE)
+    step = plan.chosen.predicted.step_time_us
+    assert step.p10 <= measured_us(framework, strategy) <= step.p90
+
+
+def test_what_fsdp2_itself_takes_is_predicted_from_a_recording_of_ddp():
+    """The same model, by FSDP2 as it is: its own recording says how long that takes."""
+    plan = api.recommend(LOOPS / "ddp", strategy="GGG", allow_untested=True).plan
+    rows = [
+        json.loads(line)
+        for rank in (0, 1)
+        for line in (LOOPS / f"fsdp2/steps.rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    ]
+    by_fsdp2_us = statistics.median(row["step_us"] for row in rows if row["step"] > WARM_UP and not row["profiled"])
+    step = plan.chosen.predicted.step_time_us
+    assert step.p10 <= by_fsdp2_us <= step.p90
+
+
+def test_a_plan_says_that_only_our_runtime_does_it_and_what_comes_next(tmp_path, capsys):
+    words = [
+        "recommend",
+        str(LOOPS / "fsdp2"),
+        "--strategy",
+        "NNG",
+        "--allow-untested",
+        "-o",
+        str(tmp_path / "plan.json"),
+    ]
+    assert run(words) == 0
+    told = capsys.readouterr()
+    assert "only `paro-advise run` does it, which was never timed on more than one GPU" in told.out
+    assert f"next: paro-advise run --plan {tmp_path / 'plan.json'}" in told.err
+
+
+def test_without_leave_a_plan_chooses_what_the_framework_itself_runs():
+    plan = api.recommend(LOOPS / "fsdp2").plan
+    assert plan.chosen.exact_frameworks
+    ours = [
+        choice
+        for choice in plan.candidates
+        if choice.triple == "NNG" and choice.collectives == CollectiveBackend.NATIVE
+    ]
+    assert [choice.eligible for choice in ours] == [False]
+    assert "--allow-untested lets a plan choose it" in ours[0].reason
