@@ -92,5 +92,5 @@ def _advise(*words: object, strict: bool = True) -> subprocess.CompletedProcess[
         [*jobs.PARO_ADVISE, *map(str, words)], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     if strict and done.returncode not in (0, 5):  # 5 is a verdict
-        raise subprocess.CalledProcessError(done.returncode, words[0], done.stdout, done.stderr)
+        raise subprocess.CalledProcessError(done.returncode, str(words[0]), done.stdout, done.stderr)
     return done
