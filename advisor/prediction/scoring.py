@@ -11,6 +11,7 @@ import numpy as np
 from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate
 from paro_advise.advisor.prediction.constants import CAPACITY_SHARE, HOST_GBPS
 from paro_advise.advisor.wording.quantities import bytes_text
+from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Variant
 from paro_advise.policies.memory import (
     StateBytes,
@@ -21,7 +22,7 @@ from paro_advise.policies.memory import (
     transient_bytes,
     usual_transient_bytes,
 )
-from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.policies.strategy import CollectiveBackend, Level, Strategy
 from paro_advise.policies.traffic import Shape, Traffic, step_traffic
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paro_advise.advisor.prediction.calibration import Calibration
+
+# Whose scripts replicate by torch's DDP; DeepSpeed, Megatron-LM and FSDP1 (NO_SHARD) have reducers of their own.
+_BY_DDP = (Framework.DDP, Framework.DDP_ZERO, Framework.FSDP2, Framework.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +224,21 @@ def _buffers(count: Callable[..., float], calibration: Calibration, candidate: C
     widths, shape = _widths(calibration), _shape(calibration, candidate.group_size)
     largest = max(calibration.unit_bytes) / calibration.element_bytes
     reduced = widths.gradient_bytes if count is least_transient_bytes else _reduced_bytes(calibration)
-    return count(candidate.strategy, shape, largest, widths.parameter_bytes, reduced)
+    held = count(candidate.strategy, shape, largest, widths.parameter_bytes, reduced)
+    # A measured peak of DDP holds them already, unless gradients are views of them.
+    return held if count is least_transient_bytes else max(held, _bucket_bytes(calibration, candidate))
+
+
+def _bucket_bytes(calibration: Calibration, candidate: Candidate) -> float:
+    """Return what the buckets of torch's DDP hold: all gradients once more, unless a script makes them views.
+
+    ``gradient_as_bucket_view`` is off by default, and what it saves is the size of all gradients
+    (torch/nn/parallel/distributed.py).
+    """
+    is_ddp = str(candidate.strategy) == "NNN" and candidate.collectives == CollectiveBackend.NATIVE
+    if not is_ddp or calibration.framework not in _BY_DDP:
+        return 0.0
+    return calibration.parameters * calibration.trained_share * _reduced_bytes(calibration)
 
 
 def _whole(count: Callable[..., float], calibration: Calibration, candidate: Candidate) -> float:
