@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import statistics
 
@@ -104,3 +105,33 @@ def test_a_predicted_peak_is_never_below_what_was_needed(framework, strategy):
     truth = json.loads((LOOPS / framework / "truth.json").read_text(encoding="utf-8"))
     plan = api.recommend(LOOPS / framework, strategy=strategy, allow_untested=True).plan
     assert plan.chosen.predicted.peak_bytes >= truth["peak_memory_bytes"][strategy]
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "ddp"])
+def test_ranks_under_one_kernel_share_its_clock(framework):
+    """They take turns on the GPU, so that their kernels of a collective end up to 2 ms apart, which is no clock's."""
+    found = api.analyze(LOOPS / framework).analysis
+    assert set(found.clock_offsets_us.values()) == {0.0}
+
+
+def test_without_their_step_logs_nothing_tells_that_ranks_share_a_clock(tmp_path):
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.json.gz").symlink_to(LOOPS / f"ddp/rank{rank}.json.gz")
+    (tmp_path / "run.json").symlink_to(LOOPS / "ddp/run.json")
+    assert set(api.analyze(tmp_path).analysis.clock_offsets_us.values()) != {0.0}
+
+
+def test_how_long_ranks_wait_is_told_by_the_clock_that_they_share():
+    """In an all-reduce, by its kernels: from a rank's start to the last one's, over both ranks.
+
+    Some kernels run after the last step, so that means are compared.
+    """
+    starts = []
+    for rank in (0, 1):
+        with gzip.open(LOOPS / f"ddp/rank{rank}.json.gz") as file:
+            events = json.load(file)["traceEvents"]
+        starts.append(sorted(row["ts"] for row in events if row.get("cat") == "kernel" and "AllReduce" in row["name"]))
+    waits = [abs(one - other) / 2 for one, other in zip(*starts, strict=True)]
+    found = [api.analyze(LOOPS / "ddp").analysis.states[name] for name in ("gradient", "other")]
+    mean_us = sum(state.wait_us for state in found) / sum(state.count for state in found)
+    assert mean_us == pytest.approx(statistics.fmean(waits), rel=0.05)

@@ -63,7 +63,7 @@ def build_analysis(
     sources, stack_notices = join_stacks([decode(item) for item in facts])
     run = assemble_run(sources, options.skip_steps)
     topology = find_topology(run, options.gpus_per_node, captured.local_world_size if captured else None)
-    aligned = align_clocks(run, topology)
+    aligned = align_clocks(run, topology, captured.machines if captured else ())
     fabric = fabric_of(run, topology)
     links, num_impossible = find_links(aligned, run, fabric)
     lateness = find_stragglers(aligned, run, topology.node_of)

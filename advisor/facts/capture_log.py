@@ -60,6 +60,7 @@ class Captured:
         profiler_cpu_slowdown: that over the same of timed steps.
         cores_per_rank: of the machine that has the fewest for each of its ranks; None where it is not known.
         hosts_ran_ahead: of devices whose own time of steps was not logged, so that no step counts as timed.
+        machines: the ranks under each kernel, which has one clock; () where the logs do not tell.
     """
 
     steps: tuple[CapturedStep, ...]
@@ -78,6 +79,7 @@ class Captured:
     profiler_cpu_slowdown: float | None = None
     cores_per_rank: float | None = None
     hosts_ran_ahead: bool = False
+    machines: tuple[tuple[int, ...], ...] = ()
 
 
 def captured_of(logs: Sequence[LoggedSteps]) -> Captured | None:
@@ -126,6 +128,7 @@ def captured_of(logs: Sequence[LoggedSteps]) -> Captured | None:
         profiler_cpu_slowdown=traced_cpu / plain_cpu if traced_cpu and plain_cpu else None,
         cores_per_rank=_cores_per_rank(logs),
         hosts_ran_ahead=hosts_ran_ahead,
+        machines=_machines(logs),
     )
 
 
@@ -142,6 +145,13 @@ def _hosts_ran_ahead(logs: Sequence[LoggedSteps], timed: Collection[int]) -> boo
             return False
         sums.append(math.fsum(row.step_us or 0.0 for row in rows))
     return bool(sums) and max(sums) > RUN_AHEAD_RATIO * min(sums)
+
+
+def _machines(logs: Sequence[LoggedSteps]) -> tuple[tuple[int, ...], ...]:
+    ranks_of: dict[str | None, list[int]] = {}
+    for log in logs:
+        ranks_of.setdefault(log.machine, []).append(log.rank)
+    return () if None in ranks_of else tuple(sorted(tuple(sorted(ranks)) for ranks in ranks_of.values()))
 
 
 def _cores_per_rank(logs: Sequence[LoggedSteps]) -> float | None:

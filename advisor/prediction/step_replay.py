@@ -181,10 +181,11 @@ class _Step:
             is_streamed=calibration.is_gpu,
         )
         had_ring = baseline_candidate(calibration).collectives == CollectiveBackend.HO_RING
-        used = replace(links, slowdown=1.0) if had_ring == native else links
-        self._waits, self._copies = (1.0, 1.0) if had_ring != native else (HO_RING_WAITS, HO_RING_COPIES)
-        if native and had_ring:
-            self._waits, self._copies = 1 / self._waits, 1 / self._copies
+        # With one rank a node it is the flat ring that a GPU's backend has.
+        changes = had_ring == native and not (calibration.is_gpu and calibration.ranks_per_node == 1)
+        used = replace(links, slowdown=1.0) if changes else links
+        changed = (HO_RING_WAITS, HO_RING_COPIES) if changes else (1.0, 1.0)
+        self._waits, self._copies = (1 / factor for factor in changed) if native and had_ring else changed
         self._links = used if native else _with_ho_ring(used, calibration, had_ring=had_ring)
         self._costs = cache(self._unit_costs)
         self._work = cache(self._unit_work)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.ranks.clock_names import ENDING_APART, clock_names, parted_ranks
 from paro_advise.advisor.ranks.constants import (
     ALIGNMENT_ROUNDS,
     DRIFT_LEFT_SHARE,
@@ -20,7 +21,6 @@ from paro_advise.advisor.ranks.constants import (
     MARKED_STEP,
     MOST_DRIFT,
     SAME_CLOCK_US,
-    STEADY_SHARE,
 )
 from paro_advise.advisor.ranks.topology import span_columns
 from paro_advise.core.collective import Op
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.topology import Topology
 
 # Of which ranks may be done before others are, or that need be none of all ranks.
-_ENDING_APART = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND, Op.RECV, Op.SEND_RECV)
 # Kernels that send and receive at once may be an all-to-all of all ranks, too.
 TRANSFERS = [op.value for op in (Op.SEND, Op.RECV)]
 # Ranks may pass different sizes to these, so sizes cannot tell a wrong join.
@@ -82,54 +81,23 @@ class AlignedRun:
         return len(self.table) > 0 and bool((self.table["span"] != "").any())
 
 
-def align_clocks(run: Run, topology: Topology) -> AlignedRun | None:
+def align_clocks(run: Run, topology: Topology, machines: Sequence[Sequence[int]] = ()) -> AlignedRun | None:
     """Join the collectives of all ranks on one clock; None without ranks that time steps.
 
-    Ranks of one host share a clock, and those of one node where metadata or the user tell the nodes: machines may have
-    one name, and a node containers of several. Ranks of one host whose collectives end apart do not.
+    Args:
+        run: of which all ranks.
+        topology: which ranks share a node.
+        machines: the ranks under each kernel, which has one clock; () where step logs do not tell.
     """
     if not run.timed:
         return None
-    node_of = {rank: f"node {node}" for rank, node in topology.node_of.items()}
-    is_told = topology.source == "metadata"
-    parts_hosts = is_told or topology.source == "flag"
-    clock_of = {}
-    for rank, item in run.timed:
-        node, host = node_of.get(rank), item.header.host
-        if host:
-            clock_of[rank] = f"{host} {node}" if node and parts_hosts else host
-        else:
-            clock_of[rank] = node if node and is_told else f"rank {rank}"
+    clock_of = clock_names(run, topology, machines)
     aligned = match_ranks(run.timed, clock_of)
-    # On CPUs a rank that waits for a core ends late, each in its turn.
-    if parted := () if run.is_on_cpu else _parted(aligned.table, clock_of):
+    # On CPUs a rank that waits for a core ends late, each in its turn; and one kernel has one clock.
+    if parted := () if run.is_on_cpu or machines else parted_ranks(aligned.table, clock_of):
         clock_of |= {rank: f"rank {rank}" for rank in parted}
         aligned = replace(match_ranks(run.timed, clock_of), parted=parted)
     return replace(aligned, table=aligned.table.with_columns(span_columns(aligned.table, topology, run.world_size)))
-
-
-def _parted(table: pl.DataFrame, clock_of: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks of clocks on which collectives end at times that differ, by the same all the time."""
-    import polars as pl
-
-    names = pl.Series("clock", [clock_of[rank] for rank in clock_of], dtype=pl.String)
-    clocks = pl.DataFrame({"rank": list(clock_of), "clock": names}, schema_overrides={"rank": pl.Int64})
-    together = table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in([op.value for op in _ENDING_APART]))
-    apart = (
-        together.join(clocks, on="rank")
-        .with_columns(pl.col("finish_us").median().over("match", "clock").alias("middle_us"))
-        .with_columns((pl.col("finish_us") - pl.col("middle_us")).alias("apart_us"))
-        .filter(pl.len().over("match", "clock") > 1)
-        .group_by("rank", "clock")
-        .agg(
-            pl.col("apart_us").median(),
-            (pl.col("apart_us") - pl.col("apart_us").median()).abs().median().alias("spread_us"),
-        )
-        .with_columns(pl.col("apart_us").abs())
-        .filter((pl.col("apart_us") > SAME_CLOCK_US / 2) & (pl.col("spread_us") < STEADY_SHARE * pl.col("apart_us")))
-    )
-    found = set(apart["clock"])
-    return tuple(rank for rank, clock in clock_of.items() if clock in found)
 
 
 def match_ranks(ranks: Sequence[tuple[int, Source]], clock_of: Mapping[int, str]) -> AlignedRun:
@@ -406,7 +374,7 @@ def _ends_of(joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mappin
         joined.with_columns(pl.col("rank").replace_strict(number_of, return_dtype=pl.Int64).alias("clock"))
         .group_by("match", "clock")
         # Of an even number of ranks the earlier one of the two in the middle.
-        .agg(pl.col("finish_us").quantile(0.5, "lower"), pl.col("op").is_in([op.value for op in _ENDING_APART]).any())
+        .agg(pl.col("finish_us").quantile(0.5, "lower"), pl.col("op").is_in([op.value for op in ENDING_APART]).any())
         .filter(pl.len().over("match") > 1)
         .sort("match", "clock")
     )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # A pipeline's neighbours and a broadcast's root wait by design.
 _ONE_SIDED = ("broadcast", "send", "recv", "send_recv")
-_LOADING = "idle_loading_us"  # of a step's times; part of what is idle
+_LOADING, _QUEUED = "idle_loading_us", "queued_us"  # of a step's times; parts of what is idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class Straggler:
     Attributes:
         lateness_us: mean time per step that a typical other rank waits for it, for its own doing.
         share_of_steps: steps in which it causes most of the waiting.
-        cause: "late compute", "data loading" (idle while its DataLoader is waited for), "host" (idle otherwise before
-            it arrives) or "unknown".
+        cause: "late compute", "data loading" (idle while its DataLoader is waited for), "queued kernels" (idle although
+            the next one has been launched), "host" (idle otherwise before it arrives) or "unknown".
         chance: at most, that one of equal ranks (or two, where two are named) causes most of it in as many steps, or
             that those that are late alike are the slowest; None in documents of older versions.
         alike: since 1.2; all ranks that are late alike, it among them; () where it is late alone.
@@ -282,13 +282,14 @@ def _cause(rank: int, facts: Mapping[int, Source]) -> str:
 
 
 def _mean(source: Source, field: str) -> float:
-    return float(np.mean([getattr(step, field) for step in source.steps])) if source.steps else 0.0
+    times = [getattr(step, field) for step in source.steps]
+    return float(np.mean(times)) if times and None not in times else 0.0
 
 
 def _typical(sources: Sequence[Source]) -> dict[str, float]:
     """Return the median over ranks of where a step's time goes, {} without timed steps."""
     timed = [source for source in sources if source.steps]
-    fields = (*OWN_FIELDS, _LOADING, "wall_us") if timed else ()
+    fields = (*OWN_FIELDS, _LOADING, _QUEUED, "wall_us") if timed else ()
     return {field: float(np.median([_mean(source, field) for source in timed])) for field in fields}
 
 
@@ -300,6 +301,9 @@ def _excess(source: Source, typical: Mapping[str, float]) -> tuple[str, float]:
     largest = max(excess, key=lambda field: excess[field])
     if excess[largest] < CAUSE_EXCESS_SHARE * typical["wall_us"]:
         return "unknown", 0.0
-    loading_us = _mean(source, _LOADING) - typical[_LOADING]
-    on_host = "data loading" if loading_us > excess[largest] / 2 else "host"
-    return ("late compute" if largest == "compute_us" else on_host), excess[largest]
+    if largest == "compute_us":
+        return "late compute", excess[largest]
+    for field, cause in ((_LOADING, "data loading"), (_QUEUED, "queued kernels")):
+        if _mean(source, field) - typical[field] > excess[largest] / 2:
+            return cause, excess[largest]
+    return "host", excess[largest]

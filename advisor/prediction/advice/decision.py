@@ -437,10 +437,13 @@ def _change(baseline: Choice, chosen: Choice) -> str:
 
 
 def _memory(baseline: Choice, chosen: Choice) -> str:
-    more = chosen.predicted.memory_bytes - baseline.predicted.memory_bytes
+    before, after = baseline.predicted, chosen.predicted
+    more, when = after.memory_bytes - before.memory_bytes, ""
+    if before.peak_bytes is not None and after.peak_bytes is not None:
+        more, when = after.peak_bytes - before.peak_bytes, " at the peak"
     if bytes_text(abs(more)) == bytes_text(0):
         return ", with the same memory"
-    return f", {bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank"
+    return f", {bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank{when}"
 
 
 def _confidence_text(error_pct: float, *, is_described: bool) -> str:
