@@ -19,7 +19,7 @@ from trace_builder import fsdp_rank
 from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.cli import run
-from paro_advise.advisor.ranks.clock_alignment import _ends_of, _find_clocks
+from paro_advise.advisor.ranks.clocks.clock_alignment import _ends_of, _find_clocks
 from paro_advise.advisor.rendering.provenance import report_page, steps_by_rank
 from paro_advise.advisor.rendering.ranks.rank_file import rank_file
 from paro_advise.core.documents import PACKED_TYPE, document_bytes, to_json

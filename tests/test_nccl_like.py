@@ -15,7 +15,7 @@ from trace_builder import TraceBuilder, fsdp_rank
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
-from paro_advise.advisor.ranks.clock_alignment import match_ranks
+from paro_advise.advisor.ranks.clocks.clock_alignment import match_ranks
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
 

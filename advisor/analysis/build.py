@@ -31,7 +31,7 @@ from paro_advise.advisor.analysis.summary import (
     step_time,
     uneven_us,
 )
-from paro_advise.advisor.ranks.clock_alignment import align_clocks
+from paro_advise.advisor.ranks.clocks.clock_alignment import align_clocks
 from paro_advise.advisor.ranks.links.link_fit import fabric_of, find_links
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.slow_groups import find_slow_groups

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import PATH_EXPOSED_SHARE
 from paro_advise.advisor.analysis.model import CriticalPath
-from paro_advise.advisor.ranks.clock_alignment import unpaired_transfers
+from paro_advise.advisor.ranks.clocks.clock_alignment import unpaired_transfers
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 
 

@@ -16,7 +16,7 @@ from paro_advise.trace_parsers.notice import Notice, Severity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.topology import Topology
 

@@ -16,7 +16,7 @@ from paro_advise.core.span import CROSSES_NODES, GroupSpan
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.facts.model import Work
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 
 

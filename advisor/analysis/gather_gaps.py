@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paro_advise.core.model_state import MODEL_STATES, State
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from paro_advise.advisor.analysis.model import CollectiveEntry
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 
 # As Megatron-LM (core/parallel_state.py) and device meshes of torchtitan name their groups, in the order asked. A group

@@ -18,7 +18,7 @@ from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.attribution import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import union_length
-from paro_advise.advisor.ranks.clock_alignment import unpaired_transfers
+from paro_advise.advisor.ranks.clocks.clock_alignment import unpaired_transfers
 from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.advisor.ranks.links.latency import backend_latency, pace_of
 from paro_advise.core.collective import bus_factor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.links.latency import Fabric
     from paro_advise.advisor.ranks.links.link import Link
     from paro_advise.advisor.ranks.run import Run

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from paro_advise.advisor.analysis.observed.training import ObservedTraining
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source
     from paro_advise.advisor.ranks.topology import Topology

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.ranks.clock_alignment import ranks_taking_part
+from paro_advise.advisor.ranks.clocks.clock_alignment import ranks_taking_part
 from paro_advise.advisor.ranks.constants import (
     SLOW_GROUP_FACTOR,
     SLOW_GROUP_MIN_PEERS,
@@ -21,7 +21,7 @@ from paro_advise.core.span import GroupSpan
 from paro_advise.trace_parsers.rank_lists import ranks_in
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 
 

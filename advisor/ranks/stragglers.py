@@ -38,7 +38,7 @@ from paro_advise.advisor.wording.quantities import number_ranges
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source
 

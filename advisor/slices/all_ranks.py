@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paro_advise.advisor.ranks.clock_alignment import align_clocks
+from paro_advise.advisor.ranks.clocks.clock_alignment import align_clocks
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.topology import find_topology
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paro_advise.advisor.facts.model import RankFacts, StepFacts
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source
     from paro_advise.advisor.slices.trace_events import TraceEvent

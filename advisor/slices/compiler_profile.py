@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paro_advise.advisor.ranks.clock_alignment import align_clocks
+from paro_advise.advisor.ranks.clocks.clock_alignment import align_clocks
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.topology import find_topology

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.clock_alignment import ranks_taking_part, unpaired_transfers
+from paro_advise.advisor.ranks.clocks.clock_alignment import ranks_taking_part, unpaired_transfers
 from paro_advise.advisor.ranks.constants import (
     IMPOSSIBLE_GBPS,
     LATENCY_BYTES,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source
     from paro_advise.advisor.ranks.topology import Topology

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.clock_names import ENDING_APART, clock_names, parted_ranks
+from paro_advise.advisor.ranks.clocks.clock_names import ENDING_APART, clock_names, parted_ranks
 from paro_advise.advisor.ranks.constants import (
     ALIGNMENT_ROUNDS,
     DRIFT_LEFT_SHARE,
