@@ -11,10 +11,11 @@ from test_compare import pair
 from test_recommend import calibration
 from trace_builder import fsdp_rank
 
-from paro_advise.advisor.comparison.acceptance import Thresholds
+from paro_advise.advisor.comparison.acceptance import Thresholds, judge
 from paro_advise.advisor.comparison.bootstrap import Change, _widening
 from paro_advise.advisor.comparison.compare import Terms, compare
 from paro_advise.advisor.comparison.metrics import verdict_of
+from paro_advise.advisor.comparison.model import ChangeVerdict, Metric
 from paro_advise.advisor.facts.capture_log import captured_of
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
@@ -109,3 +110,22 @@ def test_where_no_ho_ring_runs_the_prediction_of_the_backends_own_collectives_is
     untold = compare(before, replace(after, run=replace(after.run, backend="nccl")), replace(plan, candidates=(ring,)))
     assert untold.predicted_vs_measured == ()
     assert "the backend's own collectives ran: its prediction was not tested" in untold.text
+
+
+@pytest.mark.parametrize(
+    ("range_pct", "words"),
+    [
+        ((-1.6, -2.3, -1.1), "a loss of less than the 2.5 % by which repeats of one job differ"),
+        ((-1.6, -2.3, 1.1), "which is no sure loss beyond the limit"),
+        ((-4.0, -5.0, -3.0), ""),
+    ],
+)
+def test_a_sure_loss_that_is_too_small_to_count_is_not_called_unsure(range_pct, words):
+    change, low, high = range_pct
+    throughput = Metric(
+        name="throughput", unit="samples/s", before=1.0, after=1.0, change_pct=change, low_pct=low, high_pct=high,
+        verdict=ChangeVerdict.SAME, samples="steps",
+    )  # fmt: skip
+    found = judge(Thresholds(), throughput, None, None, None)[0]
+    assert found.passed is (None if words else False)
+    assert found.text.endswith(words)

@@ -110,7 +110,10 @@ def _throughput(limit: float | None, metric: Metric | None) -> Criterion:
     passed: bool | None = low >= limit
     if limit <= 0 and low < limit:
         passed = False if high < limit and change <= -REAL_CHANGE_PCT else None
-        span += "" if passed is False else ", which is no sure loss beyond the limit"
+        if passed is None and high < limit:
+            span += f", a loss of less than the {REAL_CHANGE_PCT:g} % by which repeats of one job differ"
+        elif passed is None:
+            span += ", which is no sure loss beyond the limit"
     return Criterion(criterion=THROUGHPUT, threshold=limit, measured=change, passed=passed, text=span)
 
 
