@@ -112,6 +112,20 @@ def test_what_may_not_be_proposed_is_in_no_comparison_of_what_may():
     assert all(choice.probability_best == 0 and "own settings" in choice.reason for choice in closed)
 
 
+def test_a_run_of_our_runtime_beside_a_gpu_goes_on_with_the_backends_own_collectives():
+    made = replace(
+        calibration(baseline=Strategy.parse("NGG")), is_gpu=True, native_reduce_scatter_is_all_reduce=False,
+        framework=Framework.RUNTIME,
+    )  # fmt: skip
+    assert baseline_candidate(made).collectives == "native"
+    native = [item for item in candidates(made) if item.collectives == "native" and not item.variant]
+    assert native
+    assert all(item.by_runtime and not item.holds_back for item in native)
+    plan = recommend(made, Limits())
+    assert all(choice.eligible == (choice.collectives == "native") for choice in plan.candidates if not choice.variant)
+    assert plan.chosen.collectives == "native"
+
+
 def test_beside_a_gpu_our_runtime_runs_every_strategy_with_the_backends_own_collectives():
     """Only where no setting of the framework that ran does; and a plan chooses it by leave."""
     made = replace(

@@ -59,8 +59,8 @@ class Candidate:
         copy_lasts: from there in later micro-batches' forward, too.
         gather_share, reduce_share: of the bytes, that quantised parameters and gradients have.
         host_share: of the host's gaps in the run, that are left when the framework's own code is replaced.
-        by_runtime: our runtime runs it with the backend's own collectives, as it does beside GPUs, and no setting of
-            the framework that ran does.
+        by_runtime: our runtime runs it with the backend's own collectives, as it does beside GPUs; of what ran, no
+            setting does, or it was our runtime itself.
     """
 
     strategy: Strategy
@@ -156,7 +156,8 @@ def candidates(calibration: Calibration) -> list[Candidate]:
             ours = Candidate(strategy=strategy, group_size=size, collectives=CollectiveBackend.HO_RING)
             found.append(replace(ours, host_share=_host_share(calibration)))
             native = _native(calibration, strategy, size)
-            if calibration.is_gpu and not is_at_hand(native, calibration.framework):
+            is_ours = calibration.framework == Framework.RUNTIME or not is_at_hand(native, calibration.framework)
+            if calibration.is_gpu and is_ours:
                 found.append(replace(ours, collectives=CollectiveBackend.NATIVE, by_runtime=True))
             elif Fidelity.EXACT in exports_of(strategy, CollectiveBackend.NATIVE).values():
                 found.append(native)
@@ -195,10 +196,12 @@ def is_proposable(candidate: Candidate, framework: Framework) -> bool:
 def may_choose(candidate: Candidate, calibration: Calibration, *, allow_untested: bool) -> bool:
     """Tell whether a plan may choose a candidate.
 
-    Beside a GPU that is what settings of the framework that ran express: HO-Ring and our runtime were not timed there.
+    Beside a GPU that is what settings of the framework that ran express, and for our own runtime what it runs there:
+    HO-Ring was not timed on any, our runtime not on several.
     """
     framework = calibration.framework
-    if not calibration.is_gpu or framework == Framework.RUNTIME:
+    runs_there = framework == Framework.RUNTIME and candidate.collectives == CollectiveBackend.NATIVE
+    if not calibration.is_gpu or runs_there:
         return is_proposable(candidate, framework)
     return is_at_hand(candidate, framework) or (allow_untested and is_proposable(candidate, framework))
 

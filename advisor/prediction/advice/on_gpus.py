@@ -26,7 +26,7 @@ def needed_of_script(calibration: Calibration, baseline: Scored, chosen: Scored)
         return ""
     if candidate.collectives != CollectiveBackend.NATIVE:
         return f" The prediction does not apply to it yet: {HO_RING_ON_GPUS}."
-    if candidate.by_runtime:
+    if candidate.by_runtime and framework != Framework.RUNTIME:
         return f" Experimental: {RUN_ON_GPUS}."
     exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
     if framework == Framework.FSDP1 and exports["fsdp1"] != Fidelity.EXACT and exports["fsdp2"] == Fidelity.EXACT:
