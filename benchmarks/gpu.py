@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 CHECKS = Path(__file__).with_name("gpu_checks.py")
-SCRIPTS = Path(__file__).with_name("gpu_scripts.py")
-LIMIT_S = 120  # of one check or job; all together shall take less than eight minutes
 START_S = 60  # for processes to begin and to find each other
 TOGETHER = 4  # checks of one job at most: several jobs run beside each other
 FRAMEWORKS = ("ddp", "ddp_amp", "fsdp2", "fsdp2_bf16", "fsdp1", "accelerate", "trainer", "lightning")
@@ -42,14 +40,8 @@ LIBRARY_OF = {"trainer": "transformers"}  # which a framework needs beside torch
 NEAR, NEAR_16_BIT = 1e-5, 2e-3  # largest relative difference of a loss: fp32; 16 bits, whose roundings Adam grows
 PLANS = ("NNG", "GGG")
 LOOPS = {"fsdp2": ("NNG", "NGG"), "ddp": ("NNG", "GGG")}
-OF_THEIR_OWN = (
-    "scripts",
-    "capture",
-    "attach",
-    "loop",
-    "step_times",
-    "layouts",
-)  # checks that share no processes with others
+# Checks that share no processes with others.
+OF_THEIR_OWN = ("scripts", "capture", "attach", "loop", "step_times", "layouts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +136,7 @@ def run_checks(checks: Sequence[Check], device: str, logs: Path | None = None) -
         return [train_under_plans(first, logs)]
     script = [str(CHECKS), *(check.name for check in checks), "--device", device]
     script += ["--backend", first.backend if device == "cuda" else "gloo"]
-    ended = jobs.run(script, ranks=first.ranks, hosts=first.hosts, limit_s=START_S + LIMIT_S * len(checks))
+    ended = jobs.run(script, ranks=first.ranks, hosts=first.hosts, limit_s=START_S + jobs.LIMIT_S * len(checks))
     _keep(ended, logs, ", ".join(check.label for check in checks))
     told = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"name"')]
     found: dict[str, dict[str, Any]] = {one.pop("name"): one for one in told}
@@ -159,9 +151,9 @@ def run_checks(checks: Sequence[Check], device: str, logs: Path | None = None) -
 
 def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
     """Train an unchanged script plain while it is recorded, let each plan be made of that, and train under them."""
-    script = [str(SCRIPTS), check.framework]
+    script = [str(jobs.SCRIPTS), check.framework]
     found: dict[str, Any] = {}
-    job = partial(jobs.run, script, ranks=check.ranks, hosts=check.hosts, limit_s=LIMIT_S)
+    job = partial(jobs.run, script, ranks=check.ranks, hosts=check.hosts, limit_s=jobs.LIMIT_S)
     with tempfile.TemporaryDirectory() as folder:
         recording = str(Path(folder) / "before")
         before = job(under=[*jobs.PARO_ADVISE, "capture", "-o", recording, "--steps", "3:6", "--"])
@@ -171,11 +163,9 @@ def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
             return {"holds": False, "failed": f"recorded: {before.reason or 'it told no steps'}"}
         for strategy in PLANS:
             plan = str(Path(folder) / f"{strategy}.json")
-            words = [*jobs.PARO_ADVISE, "recommend", recording, "--strategy", strategy, "--allow-untested", "-q"]
-            words += ["-o", plan]
-            made = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            made = jobs.advise("recommend", recording, "--strategy", strategy, "--allow-untested", "-q", "-o", plan)
             if not Path(plan).exists():
-                return {"holds": False, "failed": f"recommend: {made.stderr.splitlines()[:1]}"}
+                return jobs.why_nothing(made)
             after = job(under=[*jobs.PARO_ADVISE, "run", "--plan", plan, "--"])
             _keep(after, logs, f"{check.label} {strategy}")
             got = numbers_in(after.output)
@@ -206,15 +196,14 @@ def capture() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(2):
             target = Path(folder) / f"run{number}"
-            captured = [sys.executable, "-m", "paro_advise", "capture", "-o", str(target), "--", *script]
+            captured = [*jobs.PARO_ADVISE, "capture", "-o", str(target), "--", *script]
             for kind, words in (("alone", script), ("captured", captured)):
                 begun = time.perf_counter()
-                done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+                done = subprocess.run(words, capture_output=True, text=True, timeout=jobs.LIMIT_S, check=False)
                 if done.returncode:
                     return {"holds": False, "failed": f"{kind}: {done.stderr.splitlines()[-1:]}"}
                 seconds[kind].append(time.perf_counter() - begun)
-        analyze = [sys.executable, "-m", "paro_advise", "analyze", str(target), "-q"]
-        read = subprocess.run(analyze, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        read = jobs.advise("analyze", target, "-q")
     alone, under = (min(seconds[kind]) for kind in ("alone", "captured"))
     return {"alone s": round(alone, 2), "captured s": round(under, 2), "holds": read.returncode == 0}
 

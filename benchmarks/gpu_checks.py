@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from gpu_copies import cost_of_copies
+from gpu_copies import cost_of_copies, synchronize
 from gpu_jobs import worst_difference
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -43,12 +43,8 @@ DEEP = 40  # layers of the model whose steps are timed
 UNKNOWN = 0.05  # share of communication whose state a trace may leave open
 SLEEP_CYCLES = 2_000_000  # of the GPU's clock, about a millisecond: longer than a unit's work here
 FP32, BF16 = 2e-5, 4e-2  # largest relative difference of a loss; bf16 keeps 8 bits, and Adam grows differences
-WAITS = (
-    "cudaStreamSynchronize",
-    "cudaEventSynchronize",
-    "cudaDeviceSynchronize",
-    "cudaMemcpy",
-)  # as profiles name them
+# As profiles name them.
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")
 
 device = torch.device("cpu")
 
@@ -56,6 +52,14 @@ device = torch.device("cpu")
 def _model() -> Any:
     torch.manual_seed(0)
     return Transformer(VOCABULARY, WIDTH, LAYERS, heads=4).to(device)
+
+
+def _by_fsdp2(model: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    for module in (*model.blocks, model):
+        fully_shard(module)
+    return model
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -380,16 +384,12 @@ def traces() -> dict[str, Any]:
 
 def step_times() -> dict[str, Any]:
     """Time of a step, and of this process's threads in it, in torch's frameworks and under three strategies, in turn."""
-    from torch.distributed.fsdp import fully_shard
 
     def deep() -> Any:
         torch.manual_seed(0)
         return Transformer(VOCABULARY, WIDTH, DEEP, heads=4).to(device)
 
-    sharded_by_torch = deep()
-    for block in sharded_by_torch.blocks:
-        fully_shard(block)
-    fully_shard(sharded_by_torch)
+    sharded_by_torch = _by_fsdp2(deep())
     replicated = nn.parallel.DistributedDataParallel(
         deep(), device_ids=[device.index] if device.index is not None else None
     )
@@ -402,14 +402,14 @@ def step_times() -> dict[str, Any]:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(12):
         for name, (one, optimizer) in runs.items():
-            _synchronize()
+            synchronize(device)
             dist.barrier()
             begun, of_host = time.perf_counter(), time.process_time()
             _loss(one, _tokens(0, 0, dist.get_rank())).backward()
             optimizer.step()
             optimizer.zero_grad()
             of_host = time.process_time() - of_host
-            _synchronize()
+            synchronize(device)
             times[name].append((time.perf_counter() - begun, of_host))
     found: dict[str, Any] = {"parameters": len(list(deep().parameters()))}
     for name, pairs in times.items():
@@ -420,8 +420,6 @@ def step_times() -> dict[str, Any]:
 
 def host_waits() -> dict[str, Any]:
     """How often a step lets its host wait: for what was exchanged in the step before, else no oftener than in FSDP2."""
-    from torch.distributed.fsdp import fully_shard
-
     tokens = [_tokens(0, micro, dist.get_rank()) for micro in range(MICRO_BATCHES)]  # a copy from plain memory waits
 
     def waits_of(model: Any, optimizer: Any) -> float:
@@ -435,26 +433,19 @@ def host_waits() -> dict[str, Any]:
 
         step()
         step()
-        _synchronize()
+        synchronize(device)
         with torch.profiler.profile() as profile:
             step()
             step()
         return sum(event.count for event in profile.key_averages() if event.key in WAITS) / 2
 
-    by_torch, found = _model(), {}
-    for module in (*by_torch.blocks, by_torch):
-        fully_shard(module)
+    by_torch, found = _by_fsdp2(_model()), {}
     allowed = waits_of(by_torch, _optimizer(by_torch))
     for strategy in ("NNN", "NNG", "IIG", "GGG"):  # profiles take their time
         model = _model()
         found[strategy] = waits_of(*shard(model, _optimizer(model), strategy, group_size=_groups()))
     name, value = max(found.items(), key=lambda item: item[1])
     return {"FSDP2 a step": allowed, "most": value, "of": name, "holds": value <= allowed + 1}
-
-
-def _synchronize() -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 CHECKS: dict[str, Callable[[], dict[str, Any]]] = {

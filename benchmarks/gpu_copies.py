@@ -27,13 +27,13 @@ def cost_of_copies(device: torch.device) -> dict[str, Any]:
             moved(buffer, tensors)
             times = []
             for _ in range(20):
-                _wait(device)
+                synchronize(device)
                 begun = time.perf_counter()
                 moved(buffer, tensors)
                 times.append(time.perf_counter() - begun)
             with torch.profiler.profile() as profile:
                 moved(buffer, tensors)
-                _wait(device)
+                synchronize(device)
             kernels = sum(event.count for event in profile.key_averages() if event.key in LAUNCHES)
             found[f"{name} {world}"] = {"host us": round(1e6 * statistics.median(times), 1), "kernels": kernels}
     slow, quick = (found[f"fill {world}"]["host us"] for world in (WORLDS[-1], WORLDS[0]))
@@ -41,6 +41,7 @@ def cost_of_copies(device: torch.device) -> dict[str, Any]:
     return {**found, "holds": device.type == "cpu" or slow <= 3 * quick}
 
 
-def _wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait for a device, if it is one that works beside the host."""
     if device.type == "cuda":
         torch.cuda.synchronize()

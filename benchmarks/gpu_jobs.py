@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LAUNCHER = (sys.executable, "-m", "torch.distributed.run")
+SCRIPTS = Path(__file__).with_name("gpu_scripts.py")
+LIMIT_S = 120  # of one check or job; all together shall take less than eight minutes
 PARO_ADVISE = (sys.executable, "-m", "paro_advise")
 _IS_ERROR = re.compile(r"(?:^|\s)\w*(?:\.\w+)*(?:Error|error\[E\d+\]): ")
 _PORTS = itertools.count(20_000 + os.getpid() % 100 * 100)  # another suite beside this one begins elsewhere
@@ -108,6 +110,18 @@ def run(
         launches = [([*under, *LAUNCHER, "--standalone", f"--nproc-per-node={ranks}", *script], environment)]
     with tempfile.TemporaryDirectory() as folder:
         return _wait(launches, Path(folder), limit_s)
+
+
+def advise(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command of `paro-advise` to its end; whether it wrote what it was to write, the caller looks at."""
+    return subprocess.run(
+        [*PARO_ADVISE, *map(str, words)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def why_nothing(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    """Return the row of a command that did not write what it was to write."""
+    return {"holds": False, "failed": f"{done.args[len(PARO_ADVISE)]}: {done.stderr.splitlines()[:1]}"}
 
 
 def _wait(launches: Sequence[tuple[list[str], dict[str, str]]], folder: Path, limit_s: float) -> Ended:

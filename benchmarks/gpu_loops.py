@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +17,8 @@ import gpu_jobs as jobs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SCRIPTS = Path(__file__).with_name("gpu_scripts.py")
 LARGE = ("--width", "1024", "--layers", "8", "--steps", "24")  # 69 million parameters: links decide, not the host
 STEPS = "8:11"  # to record; the others are timed without a profiler
-LIMIT_S = 120  # of one job
 DAEMON = {"KINETO_USE_DAEMON": "1", "KINETO_LOG_LEVEL": "5"}
 
 
@@ -37,8 +34,8 @@ def closed_loop(
         hosts: each is a host of its own.
         keep: a folder for the recordings.
     """
-    script = [str(SCRIPTS), framework, *LARGE]
-    job = partial(jobs.run, script, ranks=ranks, hosts=hosts, limit_s=LIMIT_S)
+    script = [str(jobs.SCRIPTS), framework, *LARGE]
+    job = partial(jobs.run, script, ranks=ranks, hosts=hosts, limit_s=jobs.LIMIT_S)
     told: dict[str, Any] = {}
     holds = True
     with tempfile.TemporaryDirectory() as folder:
@@ -48,11 +45,15 @@ def closed_loop(
             return {"holds": False, "failed": f"recorded: {recorded.reason}"}
         for strategy in strategies:
             after, plan, compared = (Path(folder) / f"{strategy}{end}" for end in ("", ".plan.json", ".found.json"))
-            _advise("recommend", before, "--strategy", strategy, "--allow-untested", "-q", "-o", plan)
+            made = jobs.advise("recommend", before, "--strategy", strategy, "--allow-untested", "-q", "-o", plan)
+            if not plan.exists():
+                return {**told, **jobs.why_nothing(made)}
             trained = job(under=[*jobs.PARO_ADVISE, "run", "--plan", str(plan), "--capture", str(after), *steps])
             if trained.code != 0:
                 return {**told, "holds": False, "failed": f"{strategy}: {trained.reason}"}
-            _advise("compare", before, after, "--plan", plan, "-q", "--json", compared)
+            made = jobs.advise("compare", before, after, "--plan", plan, "-q", "--json", compared)
+            if not compared.exists():
+                return {**told, **jobs.why_nothing(made)}
             found = json.loads(compared.read_text(encoding="utf-8"))
             speedup = {one["name"]: one for one in found["predicted_vs_measured"]}.get("speedup")
             if speedup is None:  # too noisy, say
@@ -70,27 +71,20 @@ def attach(ranks: int, *, hosts: bool) -> dict[str, Any]:
     """Record a job that knows nothing of ours, while it trains, and read what it wrote."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as beside:
         begun, end, target, report = (Path(folder) / name for name in ("begun", "end", "now", "found.json"))
-        script = [str(SCRIPTS), "ddp", "--steps", "1000000", "--begun", str(begun), "--until", str(end)]
-        job = beside.submit(jobs.run, script, ranks=ranks, hosts=hosts, limit_s=LIMIT_S, variables=DAEMON)
+        script = [str(jobs.SCRIPTS), "ddp", "--steps", "1000000", "--begun", str(begun), "--until", str(end)]
+        job = beside.submit(jobs.run, script, ranks=ranks, hosts=hosts, limit_s=jobs.LIMIT_S, variables=DAEMON)
         try:
             while not begun.exists() and not job.done():
                 time.sleep(0.1)
-            made = _advise("attach", "-o", target, "--seconds", "2", "--pid", os.getpid(), strict=False)
+            made = jobs.advise("attach", "-o", target, "--seconds", "2", "--pid", os.getpid())
         finally:
             end.touch()
         ended = job.result()
         if made.returncode or ended.code != 0:
             return {"holds": False, "failed": ended.reason or made.stderr.splitlines()[-3:]}
-        _advise("analyze", target, "-q", "--json", report)
+        read = jobs.advise("analyze", target, "-q", "--json", report)
+        if not report.exists():
+            return jobs.why_nothing(read)
         found = json.loads(report.read_text(encoding="utf-8"))
-    read, steps = len(found["ranks"]), found["run"]["num_steps"]
-    return {"ranks read": read, "steps": steps, "holds": read == ranks and bool(steps)}
-
-
-def _advise(*words: object, strict: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*jobs.PARO_ADVISE, *map(str, words)], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    if strict and done.returncode not in (0, 5):  # 5 is a verdict
-        raise subprocess.CalledProcessError(done.returncode, str(words[0]), done.stdout, done.stderr)
-    return done
+    num_ranks, steps = len(found["ranks"]), found["run"]["num_steps"]
+    return {"ranks read": num_ranks, "steps": steps, "holds": num_ranks == ranks and bool(steps)}

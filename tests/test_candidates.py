@@ -112,6 +112,21 @@ def test_what_may_not_be_proposed_is_in_no_comparison_of_what_may():
     assert all(choice.probability_best == 0 and "own settings" in choice.reason for choice in closed)
 
 
+def test_beside_a_gpu_what_may_not_be_proposed_is_in_no_comparison_either():
+    """With a network that favours the backend's own rings, which are the fastest."""
+    made = replace(
+        calibration(), is_gpu=True, native_reduce_scatter_is_all_reduce=False, transfer_us=1.0, wait_us=1.0,
+        framework=Framework.FSDP2,
+    )  # fmt: skip
+    plan = recommend(made, Limits(allow_untested=True))
+    assert plan.candidates[0].collectives == "native"
+    assert all(step.variant != Variant.HPZ for step in plan.budget)
+    assert sum(choice.probability_best for choice in plan.candidates) == pytest.approx(1.0)
+    closed = [choice for choice in plan.candidates if choice.variant == Variant.HPZ]  # DeepSpeed's own
+    assert closed
+    assert all(choice.probability_best == 0 and "own settings" in choice.reason for choice in closed)
+
+
 def test_a_run_of_our_runtime_beside_a_gpu_goes_on_with_the_backends_own_collectives():
     made = replace(
         calibration(baseline=Strategy.parse("NGG")), is_gpu=True, native_reduce_scatter_is_all_reduce=False,

@@ -14,12 +14,18 @@ from paro_advise.advisor.cli import run
 from paro_advise.policies.strategy import CollectiveBackend
 
 LOOPS = ROOT / "tests/data/gpu_loops"
-WARM_UP, PROFILED = 3, 3  # of the steps whose times are known; a profiler lengthens those that it records
+WARM_UP = 3  # of the steps whose times are known
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PARO_ADVISE_CACHE", str(tmp_path / "cache"))
+
+
+def steps_of(framework):
+    """The step logs of both ranks, while they were recorded."""
+    logs = [(LOOPS / framework / f"steps.rank{rank}.jsonl").read_text(encoding="utf-8") for rank in (0, 1)]
+    return [json.loads(line) for log in logs for line in log.splitlines()[1:]]
 
 
 def measured_us(framework, strategy):
@@ -39,12 +45,8 @@ def test_what_run_did_on_a_gpu_lies_in_the_predicted_range(framework, strategy):
 def test_what_fsdp2_itself_takes_is_predicted_from_a_recording_of_ddp():
     """The same model, by FSDP2 as it is: its own recording says how long that takes."""
     plan = api.recommend(LOOPS / "ddp", strategy="GGG", allow_untested=True).plan
-    rows = [
-        json.loads(line)
-        for rank in (0, 1)
-        for line in (LOOPS / f"fsdp2/steps.rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()[1:]
-    ]
-    by_fsdp2_us = statistics.median(row["step_us"] for row in rows if row["step"] > WARM_UP and not row["profiled"])
+    rows = [row for row in steps_of("fsdp2") if row["step"] > WARM_UP and not row["profiled"]]
+    by_fsdp2_us = statistics.median(row["step_us"] for row in rows)
     step = plan.chosen.predicted.step_time_us
     assert step.p10 <= by_fsdp2_us <= step.p90
 
@@ -90,12 +92,7 @@ def test_replicating_by_ddp_needs_its_buckets_beside_the_gradients():
         if (choice.triple, choice.collectives, choice.variant) == ("NNN", "native", "")
     ]
     assert [choice.predicted.memory_bytes >= copies for choice in whole] == [True]
-    assert copies < whole[0].predicted.peak_bytes < peak_of("ddp")
-
-
-def peak_of(framework):
-    lines = (LOOPS / framework / "steps.rank0.jsonl").read_text(encoding="utf-8").splitlines()[1:]
-    return max(json.loads(line)["peak_memory_bytes"] for line in lines)
+    assert copies < whole[0].predicted.peak_bytes < max(row["peak_memory_bytes"] for row in steps_of("ddp"))
 
 
 @pytest.mark.parametrize(

@@ -345,9 +345,10 @@ def _tested_choice(plan: Plan | None, after: Analysis) -> Choice | None:
     Where `paro-advise run` has no HO-Ring to run, it uses the backend's own collectives, of which the plan has a
     prediction as well.
     """
-    if plan is None or plan.chosen.collectives != CollectiveBackend.HO_RING or not after.run.backend:
-        return plan.chosen if plan else None
-    if after.run.collectives_use_cores:
+    if plan is None:
+        return None
+    may_have_run = not after.run.backend or after.run.collectives_use_cores
+    if plan.chosen.collectives != CollectiveBackend.HO_RING or may_have_run:
         return plan.chosen
     native = replace(plan.chosen, collectives=CollectiveBackend.NATIVE)
     return next((choice for choice in plan.candidates if same_way(choice, native)), None)
