@@ -95,6 +95,20 @@ def test_replicating_by_ddp_needs_its_buckets_beside_the_gradients():
     assert copies < whole[0].predicted.peak_bytes < max(row["peak_memory_bytes"] for row in steps_of("ddp"))
 
 
+@pytest.mark.parametrize(("strategy", "copies"), [("NNG", 3), ("GGG", 2)])
+def test_the_buckets_of_ddp_are_no_activations(strategy, copies):
+    """The measured peak has five fp32 copies: parameters, gradients, two moments of Adam, and buckets.
+
+    Of two ranks each holds half of what is sharded; FSDP-like plans gather and reduce the largest unit beside that.
+    """
+    plan = api.recommend(LOOPS / "ddp", strategy=strategy, allow_untested=True).plan
+    copy = 4 * plan.preconditions.parameter_count
+    beside = max(row["peak_memory_bytes"] for row in steps_of("ddp")) - 5 * copy
+    largest = 4 * 8.5e6  # a block's elements, and fewer
+    most = copies * copy + beside + (5 * largest if strategy == "GGG" else 0)
+    assert copies * copy + beside <= plan.chosen.predicted.peak_bytes <= most
+
+
 @pytest.mark.parametrize(
     ("framework", "strategy"), [("fsdp2", "NNG"), ("fsdp2", "NGG"), ("ddp", "NNG"), ("ddp", "GGG")]
 )

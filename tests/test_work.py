@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import SHARED
+from conftest import DATA, SHARED
 from helpers import analyze, facts_of, write_run
 from trace_builder import TraceBuilder, fsdp_rank
 
+from paro_advise.advisor.analysis.model import MemoryPeaks
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.facts.work import own_times, short_name, work_kind
+from paro_advise.advisor.prediction.fitting.run_memory import other_bytes
 from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 from paro_advise.trace_parsers.kineto.device.products import _flops_of, product_flops
 
@@ -181,6 +184,17 @@ def test_products_of_a_public_trace_are_those_of_its_operators():
     assert analysis.run.num_steps == 1
     assert total > 1e9
     assert analysis.work.product_flops == pytest.approx(total)
+
+
+def test_what_a_gpu_records_of_memory_is_the_peak_of_a_run_where_none_was_given_or_captured():
+    found = analyze(DATA / "nccl_like/fsdp2-inter-bw")
+    told = replace(found, memory=MemoryPeaks(phase_bytes={"forward": 10 << 30, "backward": 24 << 30}, rank=3))
+    on_cores = replace(told, run=replace(told.run, backend="gloo"))
+    gib = float(1 << 30)
+    assert other_bytes(found, 4 * gib, None) == 0
+    assert other_bytes(told, 4 * gib, None) == 20 * gib
+    assert other_bytes(told, 4 * gib, 30 * gib) == 26 * gib
+    assert other_bytes(on_cores, 4 * gib, None) == 0
 
 
 @pytest.mark.parametrize("layout", ["torch213", "torch2020", "compact", "one_line"])

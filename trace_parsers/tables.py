@@ -140,6 +140,7 @@ class SourceHeader:
     Attributes:
         zero_us: where the source's times begin on the axis that the file itself writes (us).
         autograd_marks: names that only one framework leaves in autograd, for runs without annotations.
+        copies_buckets: DDP copied reduced gradients out of its buckets, which it holds beside them.
         stated: the strategy as our own runtime states it.
         median_iteration_us, mean_iteration_us: of a training log; the mean where it gives no more.
         framework: that a training log names, UNKNOWN where none.
@@ -163,6 +164,7 @@ class SourceHeader:
     zero_us: float = 0.0
     groups: tuple[ProcessGroup, ...] = ()
     autograd_marks: tuple[str, ...] = ()
+    copies_buckets: bool = False
     stated: StatedStrategy | None = None
     median_iteration_us: float | None = None
     mean_iteration_us: float | None = None

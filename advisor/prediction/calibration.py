@@ -109,6 +109,7 @@ class Calibration:
         reduce_bucket_bytes: of units, that the run's framework reduces at once under any strategy; None for one by one.
         prefetches: whether any of the gathers in backward did: else each is issued behind the reduction of the unit
             before, as without FSDP1's ``backward_prefetch``.
+        copies_buckets: the run's DDP holds buckets beside the gradients, which it copies out of them.
         publishes_ahead: updated parameters come back beside the next forward, as with Megatron's overlap_param_gather.
         published_us: what bringing updated parameters back took, where the framework does it in a way of its
             own: one by one, or those few that it keeps whole; None where the strategy tells.
@@ -210,6 +211,7 @@ class Calibration:
     prefetches: bool = True
     reduce_bucket_bytes: float | None = None
     publishes_ahead: bool = False
+    copies_buckets: bool = False
 
     @property
     def knows_no_network(self) -> bool:

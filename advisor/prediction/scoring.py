@@ -225,8 +225,9 @@ def _buffers(count: Callable[..., float], calibration: Calibration, candidate: C
     largest = max(calibration.unit_bytes) / calibration.element_bytes
     reduced = widths.gradient_bytes if count is least_transient_bytes else _reduced_bytes(calibration)
     held = count(candidate.strategy, shape, largest, widths.parameter_bytes, reduced)
-    # A measured peak of DDP holds them already, unless gradients are views of them.
-    return held if count is least_transient_bytes else max(held, _bucket_bytes(calibration, candidate))
+    if count is least_transient_bytes and not calibration.copies_buckets:
+        return held  # gradients may be views of the buckets
+    return max(held, _bucket_bytes(calibration, candidate))
 
 
 def _bucket_bytes(calibration: Calibration, candidate: Candidate) -> float:
@@ -235,8 +236,9 @@ def _bucket_bytes(calibration: Calibration, candidate: Candidate) -> float:
     ``gradient_as_bucket_view`` is off by default, and what it saves is the size of all gradients
     (torch/nn/parallel/distributed.py).
     """
-    is_ddp = str(candidate.strategy) == "NNN" and candidate.collectives == CollectiveBackend.NATIVE
-    if not is_ddp or calibration.framework not in _BY_DDP:
+    by_ddp = str(candidate.strategy) == "NNN" and candidate.collectives == CollectiveBackend.NATIVE
+    by_ddp = by_ddp and calibration.framework in _BY_DDP
+    if not by_ddp and not (calibration.copies_buckets and candidate == baseline_candidate(calibration)):
         return 0.0
     return calibration.parameters * calibration.trained_share * _reduced_bytes(calibration)
 

@@ -9,8 +9,9 @@ keep their own text, so a cut trace has the layout in which torch wrote it. Left
 * arrows between events, and the rows that sort threads for a viewer;
 * operators inside another operator that computes (the outer one covers the same time), and those
   on the worker threads of gloo;
-* operators and autograd nodes shorter than 50 us, but for those in which a collective is issued
-  and those where a backward pass or a forward begins or ends: most rows, a tenth of the compute;
+* operators and autograd nodes shorter than 50 us, but for those in which a collective is issued,
+  those where a backward pass or a forward begins or ends, and DDP's copies of gradients out of its
+  buckets: most rows, a tenth of the compute;
 * the operators of a GPU run but for those of collectives and of autograd: its kernels compute;
 * Python frames, but for those in which a collective is issued.
 
@@ -40,8 +41,8 @@ EVENT = re.compile(r"^  \{\n.*?^  \}", re.DOTALL | re.MULTILINE)
 # Operators that hold others without computing themselves.
 CONTAINERS = ("c10d::", "autograd::", "torch::", "_c10d_functional::")
 COLLECTIVES = ("c10d::", "_c10d_functional::", "record_param_comms")
-# Modules of DeepSpeed's ZeRO-3 are told by its own autograd functions.
-MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule", "ZeroStage3")
+# Modules of DeepSpeed's ZeRO-3 are told by its own autograd functions, buckets of DDP by what its reducer copies.
+MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule", "ZeroStage3", "reducer::copy_bucket_to_grad")
 ZERO_TRUTH = (
     "name", "framework", "version", "triple", "triple_at_rest", "world", "nodes", "ranks_per_node", "group_size_I", "backend",
     "link_rate", "params", "dtype", "micro_batches", "straggler", "straggler_sleep_s_per_forward", "activation_checkpointing",

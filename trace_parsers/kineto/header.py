@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 # Names that only one framework leaves in autograd, for runs without annotations.
 _AUTOGRAD_MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule", "ZeroStage3")
+# Of DDP's reducer, where ``gradient_as_bucket_view`` is off (torch/csrc/distributed/c10d/reducer.cpp).
+_COPIES_BUCKETS = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,7 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
         zero_us=origin_us,
         groups=_process_groups(info.get("pg_config")),
         autograd_marks=_autograd_marks(rows.host.names),
+        copies_buckets=_COPIES_BUCKETS in rows.host.names,
         stated=stated_strategy(rows.host.names),
         computes_16_bit=computes_16_bit(rows.device.names),
     )

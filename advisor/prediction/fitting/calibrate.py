@@ -136,6 +136,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
+        copies_buckets=run.copies_buckets,
         assumptions=tuple(notes),
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )

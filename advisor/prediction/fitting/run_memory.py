@@ -19,22 +19,28 @@ def device_memory_of(analysis: Analysis) -> float | None:
 
 
 def other_bytes(analysis: Analysis, states: float, measured_peak: float | None) -> float:
-    """Return the memory beside model states and transients, from a peak that was given or captured.
+    """Return the memory beside model states and transients, from a peak that was given, captured or traced.
 
     Args:
         analysis: the run.
         states: what its model states take at least.
-        measured_peak: of a rank, None for what a capture saw.
+        measured_peak: of a rank, None for what a capture saw, or else for the most that traces of GPUs record.
 
     Raises:
         UsageError: the peak that was given cannot be.
     """
-    captured = analysis.captured
     if measured_peak is None:
-        # On a CPU the captured peak would hold Python and its libraries.
-        known = captured.peak_memory_bytes if captured and captured.device_memory_bytes else None
+        known = _known_peak(analysis)
         return max(0.0, known - states) if known else 0.0
     return beyond_states(measured_peak, states, analysis.run.strategy.triple or "the run")
+
+
+def _known_peak(analysis: Analysis) -> int | None:
+    captured, traced = analysis.captured, analysis.memory
+    # On a CPU the captured peak would hold Python and its libraries.
+    if captured and captured.device_memory_bytes and captured.peak_memory_bytes:
+        return captured.peak_memory_bytes
+    return max(traced.phase_bytes.values()) if traced and not analysis.run.collectives_use_cores else None
 
 
 def beyond_states(measured_peak: float, states: float, name: str) -> float:
