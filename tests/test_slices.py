@@ -8,6 +8,7 @@ import tarfile
 from collections import defaultdict
 
 import pytest
+from conftest import DATA
 from helpers import write_run
 from trace_builder import fsdp_rank
 
@@ -51,6 +52,22 @@ def test_every_rank_is_on_one_clock(tmp_path):
     # A rank's own kernels and our marks of them lie one over the other.
     starts = {(event["pid"] // PIDS_PER_RANK, round(event["ts"], 1)) for event in kernels}
     assert {(event["pid"] // PIDS_PER_RANK, round(event["ts"], 1)) for event in ours} == starts
+
+
+def test_ranks_of_one_machine_keep_its_clock_where_step_logs_tell(tmp_path):
+    """Two ranks that share a GPU, as two hosts by their names: their kernels take turns, which is no clock's doing."""
+    folder = DATA / "gpu_loops/ddp"
+
+    def begun(events):  # on the host, whose steps are no device's
+        marks = (event for event in events if event.get("name") == "ProfilerStep#10")
+        return {event["pid"]: event["ts"] for event in marks if event["cat"] == "user_annotation"}.values()
+
+    own = [
+        next(iter(begun(json.loads(gzip.decompress((folder / f"rank{rank}.json.gz").read_bytes()))["traceEvents"])))
+        for rank in (0, 1)
+    ]
+    first, second = begun(merged(folder, tmp_path / "merged.json", "--step", "1"))
+    assert second - first == pytest.approx(own[1] - own[0], abs=0.01)
 
 
 def test_a_neighbouring_step_that_touches_the_window_stays_out(tmp_path):

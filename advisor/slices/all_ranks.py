@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paro_advise.advisor.ranks.clocks.clock_alignment import align_clocks
+from paro_advise.advisor.ranks.clocks.clock_alignment import align_as_logged
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
-from paro_advise.advisor.ranks.topology import find_topology
 from paro_advise.advisor.slices.constants import EVENT_SEPARATOR_BYTES, MAX_MERGED_RANKS, PIDS_PER_RANK
 from paro_advise.advisor.slices.trace_events import (
     Slice,
@@ -28,6 +27,7 @@ from paro_advise.errors import InputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.facts.model import RankFacts, StepFacts
     from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
@@ -65,7 +65,13 @@ class _RankWindow:
 
 
 def merge_ranks(
-    facts: Sequence[RankFacts], refs: Mapping[str, SourceRef], *, step: int | None, max_bytes: int, compress: bool
+    facts: Sequence[RankFacts],
+    refs: Mapping[str, SourceRef],
+    *,
+    step: int | None,
+    max_bytes: int,
+    compress: bool,
+    captured: Captured | None = None,
 ) -> Slice:
     """Cut one step of all ranks, on the clock of the lowest rank, 0 where the first rank begins it.
 
@@ -75,13 +81,14 @@ def merge_ranks(
         step: index of the step in the lowest rank's trace, None for the longest (mean over ranks).
         max_bytes: bound of the uncompressed result, shared evenly between ranks.
         compress: write gzip.
+        captured: what step logs beside the traces say, such as which ranks are on one machine.
 
     Raises:
         InputError: no trace times a step.
         UsageError: there is no such step.
     """
     run = assemble_run([decode(item) for item in facts])
-    aligned = align_clocks(run, find_topology(run, None))
+    aligned = align_as_logged(run, captured)
     if aligned is None or not run.steps:
         raise InputError("a merged slice must be cut from traces with steps, got none")
     label = _label(run, step)

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paro_advise.advisor.ranks.clocks.clock_alignment import align_clocks
+from paro_advise.advisor.ranks.clocks.clock_alignment import align_as_logged
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
-from paro_advise.advisor.ranks.topology import find_topology
 from paro_advise.advisor.slices.trace_events import as_file, events_within
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, plain_dtype
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.facts.model import RankFacts
     from paro_advise.advisor.ranks.source import Source
     from paro_advise.advisor.slices.trace_events import TraceEvent
@@ -83,18 +83,21 @@ class _Kind:
     bytes: int
 
 
-def profile_for_compiler(facts: Sequence[RankFacts], refs: Mapping[str, SourceRef]) -> CompilerProfile:
+def profile_for_compiler(
+    facts: Sequence[RankFacts], refs: Mapping[str, SourceRef], captured: Captured | None = None
+) -> CompilerProfile:
     """Return the durations of a run's collectives and of one rank's operators.
 
     Args:
         facts: of all traces of a run.
         refs: where each trace lies, by the path in its facts.
+        captured: what step logs beside the traces say, such as which ranks are on one machine.
 
     Raises:
         InputError: no trace times a step, none ran on a GPU, or nobody can tell how long ranks waited.
     """
     run = assemble_run([decode(item) for item in facts])
-    aligned = align_clocks(run, find_topology(run, None))
+    aligned = align_as_logged(run, captured)
     if aligned is None or not run.steps:
         raise InputError("a compiler's profile must come from traces with steps, got none")
     rank, source = run.timed[0]

@@ -22,7 +22,7 @@ from paro_advise.advisor.ranks.constants import (
     MOST_DRIFT,
     SAME_CLOCK_US,
 )
-from paro_advise.advisor.ranks.topology import span_columns
+from paro_advise.advisor.ranks.topology import find_topology, span_columns
 from paro_advise.core.collective import Op
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
+    from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source
     from paro_advise.advisor.ranks.topology import Topology
@@ -98,6 +99,18 @@ def align_clocks(run: Run, topology: Topology, machines: Sequence[Sequence[int]]
         clock_of |= {rank: f"rank {rank}" for rank in parted}
         aligned = replace(match_ranks(run.timed, clock_of), parted=parted)
     return replace(aligned, table=aligned.table.with_columns(span_columns(aligned.table, topology, run.world_size)))
+
+
+def align_as_logged(run: Run, captured: Captured | None) -> AlignedRun | None:
+    """Join the collectives of all ranks on one clock by what the inputs alone tell of nodes and machines.
+
+    Args:
+        run: of which all ranks.
+        captured: what step logs beside the traces say; None without any.
+    """
+    if captured is None:
+        return align_clocks(run, find_topology(run, None))
+    return align_clocks(run, find_topology(run, None, captured.local_world_size), captured.machines)
 
 
 def match_ranks(ranks: Sequence[tuple[int, Source]], clock_of: Mapping[int, str]) -> AlignedRun:
