@@ -11,6 +11,7 @@ from paro_advise.advisor.analysis.constants import (
     FAST_FABRIC_SHARE,
     FEW_NODES,
     FINDING_SHARE,
+    HARDLY_OVERLAPPED,
     HOST_CAUSE_SHARE,
     HOST_IDLE_SHARE,
     MOSTLY_SHARE,
@@ -365,7 +366,9 @@ def _state_text(state: State, evidence: StepEvidence, split: str) -> str:
     # States that run at the same time are each exposed: shares may sum to more than one.
     share = min(exposed / max(evidence.exposed_us, 1e-9), 1.0)
     total = evidence.total_by_state.get(state, exposed)
-    overlap = "none of it overlapped" if exposed >= NONE_OVERLAPPED * total else f"{exposed / total:.0%} of it exposed"
+    overlap = f"{exposed / max(total, 1e-9):.0%} of it exposed"
+    if exposed >= HARDLY_OVERLAPPED * total:
+        overlap = "none of it overlapped" if exposed >= NONE_OVERLAPPED * total else "hardly any of it overlapped"
     what = evidence.operations.get(state) or f"{state} communication"
     take = "takes" if what.startswith("1 ") and " and " not in what else "take"
     return (
