@@ -105,8 +105,11 @@ def test_where_no_ho_ring_runs_the_prediction_of_the_backends_own_collectives_is
     before, after = pair(analysis, [1e5] * 6, [8e4] * 6)
     for backend, tested in (("nccl", native), ("gloo", ring), (None, ring)):
         sides = before, replace(after, run=replace(after.run, backend=backend))
-        step = compare(*sides, plan).predicted_vs_measured[0]
+        found = compare(*sides, plan)
+        step = found.predicted_vs_measured[0]
         assert (step.name, step.predicted) == ("step_time_us", tested.predicted.step_time_us.p50)
+        is_told = "for the backend's own collectives, which ran in place of HO-Ring" in found.text
+        assert is_told == (tested is native)
     untold = compare(before, replace(after, run=replace(after.run, backend="nccl")), replace(plan, candidates=(ring,)))
     assert untold.predicted_vs_measured == ()
     assert "the backend's own collectives ran: its prediction was not tested" in untold.text

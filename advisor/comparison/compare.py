@@ -91,6 +91,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     step, times = by_name["step_time"], [side.step_time_us for side in sides]
     tested = _tested_choice(plan, after)
     untested = _why_untested(plan, tested, after, step)
+    predicted = () if untested else _predicted_step(tested, step)
     return Comparison(
         format=FORMAT.name,
         format_version=FORMAT.version,
@@ -99,10 +100,11 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         metrics=metrics,
         collectives=_collectives(before, after),
         parity=parity,
-        predicted_vs_measured=() if untested else _predicted_step(tested, step),
+        predicted_vs_measured=predicted,
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=overall_verdict(step, by_name["throughput"], times),
         text=_text(step, sides, tested, untested)
+        + (_native_text(plan, tested) if predicted else "")
         + long_steps_text(by_name["throughput"], times)
         + work_caveat(before, after)
         + ranks_caveat(before, after),
@@ -402,6 +404,13 @@ def _repeats_caveat(step: Metric) -> str:
         f" The range is that of these two recordings; repeats of a job may differ by {REPEATS_PCT:g} %: record both "
         "again to be sure."
     )
+
+
+def _native_text(plan: Plan | None, tested: Choice | None) -> str:
+    """Say that what was tested is not the prediction for the plan's collectives, "" where it is."""
+    if plan is None or tested is None or tested.collectives == plan.chosen.collectives:
+        return ""
+    return " That is its prediction for the backend's own collectives, which ran in place of HO-Ring."
 
 
 def _text(step: Metric, sides: tuple[Side, Side], tested: Choice | None, untested: str) -> str:
