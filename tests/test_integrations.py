@@ -281,7 +281,7 @@ def test_scripts_of_deepspeed_train_alike_under_a_plan(stage, strategy, a_plan, 
     """Gradients are scaled once however they come, dropped where DeepSpeed has not taken them, and skipped if infinite."""
     script = LOOPS / "deepspeed_habits.py"
     plain = told_by(run_ranks(script, str(stage)))
-    assert len(plain) == 8 * 8 + 1
+    assert len(plain) == 9 * 8 + 1
     plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
     found = told_by(run_ranks(script, str(stage), plan=plan, drift="parameter_count"))
     assert found == pytest.approx(plain, rel=ROUNDING)

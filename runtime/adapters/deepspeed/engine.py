@@ -109,6 +109,8 @@ class PlannedEngine(_ActsAsEngine, TellsSettings, nn.Module):
         self._micro_batch, self._accumulation = batch_sizes(table)
         if self._stage == STAGES["NGG"]:
             optimizer.__dict__["zero_grad"] = _leave_gradients
+        if self._stage > 0:  # as DeepSpeed's ZeRO optimizers have them; a plan refuses fp16, which alone scales losses
+            optimizer.__dict__.update(overflow=False, loss_scale=1.0, cur_scale=1.0)
         copy_from_rank_0(model, list(model.buffers()))  # DeepSpeed's _broadcast_model leaves buffers alone
         self._wrapping = Wrapping(
             origin="DeepSpeed",
@@ -265,7 +267,10 @@ class PlannedEngine(_ActsAsEngine, TellsSettings, nn.Module):
         if self._clip > 0 or self._checks_overflow:
             most = self._clip if self._clip > 0 else math.inf
             self._norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), most))
-        if self._checks_overflow and self._norm is not None and not math.isfinite(self._norm):
+        overflows = self._checks_overflow and self._norm is not None and not math.isfinite(self._norm)
+        if self._stage > 0:
+            self.optimizer.__dict__["overflow"] = overflows
+        if overflows:
             self._has_stepped = False
             self._norm = math.inf
             self.skipped_steps += 1

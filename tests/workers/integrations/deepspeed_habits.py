@@ -73,6 +73,8 @@ def main():
         tell(rank, number, mean(loss))
         tell(rank, number, engine.skipped_steps + 10 * engine.global_steps)
         tell(rank, number, min(float(engine.get_global_grad_norm() or 0.0), 1e9))
+        scaled = engine.optimizer
+        tell(rank, number, scaled.overflow + 10 * scaled.loss_scale + 100 * scaled.cur_scale)
     folder = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folder)
     engine.save_checkpoint(folder[0], tag="skipped")
