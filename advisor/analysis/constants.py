@@ -34,10 +34,6 @@ OVERLAPPED_SHARE, ALONE_SHARE, LEAST_COMPARED = 0.1, 0.9, 3
 # Typical cases: share of the intra-node bandwidth from which a network is fast, exposed shares of a step below which it
 # binds nothing and from which it does, and nodes that are few; assumed
 FAST_FABRIC_SHARE, UNBOUND_SHARE, BOUND_SHARE, FEW_NODES = 0.5, 0.1, 0.25, 2
-STALL_RATIO = 1.5  # of the median step from which a step stalled; assumed: steps of one batch size differ far less
-STALLED_STEPS = 0.25  # of all steps that stall at the most; of more the longer ones are usual, too; assumed
-STALLED_STEPS_COMPUTING_ALIKE = 0.45  # the same where they are known to compute no more; fewer than the usual ones
-USUAL_SPREAD = 0.1  # of the median step, by which two steps differ at the most to be usual ones beside a third; assumed
 STALLED_SHARE = 0.1  # of all steps' time that stalls take, from which it is said; assumed
 FROZEN_RATIO = 1.5  # gathered over trained parameters from which some are frozen; padding makes less; assumed
 NAMED_FROZEN_RATIO = 1.02  # the same where gathers name their units, which are padded alike when reduced; assumed

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import (
     MAX_KEPT_NUMBER,
-    STALL_RATIO,
     STALLED_SHARE,
-    STALLED_STEPS,
-    STALLED_STEPS_COMPUTING_ALIKE,
-    USUAL_SPREAD,
 )
 
 # The format is decoded by these types, so they are needed at run time.
@@ -24,6 +20,7 @@ from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
 from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, Work
 from paro_advise.advisor.ranks.links.link import Link  # noqa: TC001
 from paro_advise.advisor.ranks.slow_groups import SlowGroup  # noqa: TC001
+from paro_advise.advisor.ranks.stalled_steps import stalls
 from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
 from paro_advise.core.collective import GLOO
 from paro_advise.core.documents import Format, from_json
@@ -142,17 +139,8 @@ class StepTime:
         """
         if self.median is None:
             return 0, 0.0
-        usual = sorted(self.computing)[len(self.computing) // 2] if self.computing else 0.0
-        more = [max(0.0, value - usual) for value in self.computing] or [0.0] * len(self.values)
-        beyond = [value - extra - self.median for value, extra in zip(self.values, more, strict=True)]
-        beyond = [value for value in beyond if value > (STALL_RATIO - 1) * self.median]
-        # One of three is told by two that agree.
-        do_agree = min(self.values) > (1 - USUAL_SPREAD) * self.median
-        is_one_of_three = len(beyond) == 1 and len(self.values) == 3 and do_agree
-        most = STALLED_STEPS_COMPUTING_ALIKE if self.computing else STALLED_STEPS
-        if len(beyond) > most * len(self.values) and not is_one_of_three:
-            return 0, 0.0  # steps of unlike length, none of which is the usual one
-        return len(beyond), sum(beyond) / len(self.values)
+        beyond = stalls(self.values, self.computing)
+        return len(beyond), sum(beyond.values()) / len(self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

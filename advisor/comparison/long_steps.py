@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.analysis.constants import STALL_RATIO, STALLED_SHARE
+from paro_advise.advisor.analysis.constants import STALLED_SHARE
 from paro_advise.advisor.comparison.bootstrap import typical
 from paro_advise.advisor.comparison.model import ChangeVerdict
+from paro_advise.advisor.ranks.constants import STALL_RATIO
 from paro_advise.advisor.wording.quantities import signed_text, time_text
 
 if TYPE_CHECKING:

@@ -155,7 +155,7 @@ class Calibration:
     wait_group_size: int
     transfer_us: float | None
     step_us: float
-    traced_error_pct: float | None
+    traced_error_pct: float | None = None
     is_gpu: bool
     native_reduce_scatter_is_all_reduce: bool
     baseline: Strategy

@@ -10,6 +10,7 @@ import numpy as np
 
 from paro_advise.advisor.facts.model import LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.ranks.jobs import choose_job
+from paro_advise.advisor.ranks.stalled_steps import stall_notices, without_stalled_steps
 from paro_advise.advisor.ranks.usual_steps import without_fuller_steps
 from paro_advise.advisor.wording.quantities import number_ranges
 from paro_advise.core.framework import Framework
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.facts.model import StepFacts
     from paro_advise.advisor.ranks.source import Source
+    from paro_advise.advisor.ranks.stalled_steps import Stalls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class Run:
         missing: ranks of the world without a timed input.
         untimed_ranks: ranks that logs and dumps name.
         framework: as most ranks say.
+        stalls: steps that are left out, None for none.
     """
 
     timed: tuple[tuple[int, Source], ...]
@@ -46,6 +49,7 @@ class Run:
     untimed_ranks: tuple[int, ...]
     framework: Framework
     notices: tuple[Notice, ...]
+    stalls: Stalls | None = None
 
     @property
     def steps(self) -> tuple[StepFacts, ...]:
@@ -96,8 +100,9 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
     if skip_steps:
         timed = [(rank, _without_warmup(item, skip_steps)) for rank, item in timed]
     timed, fuller = without_fuller_steps(timed)
+    timed, stalled = without_stalled_steps(timed)
     world, assumed = _world_size([item for _, item in timed] or list(untimed), timed)
-    notices += (*fuller, *assumed)
+    notices += (*fuller, *stall_notices(stalled), *assumed)
     missing = tuple(sorted(set(range(world or 0)) - {rank for rank, _ in timed})) if timed else ()
     if missing and world:
         notices.append(
@@ -120,6 +125,7 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         untimed_ranks=untimed_ranks,
         framework=min(frameworks, key=lambda name: (-frameworks[name], name), default=Framework.UNKNOWN),
         notices=tuple(notices),
+        stalls=stalled,
     )
 
 

@@ -14,7 +14,7 @@ from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from paro_advise.advisor.ranks.source import Source
 
@@ -58,7 +58,7 @@ def without_fuller_steps(
         f"all figures ({names}" + (", ...)" if len(fuller) > 4 else ")"),
         help="record steps that do nothing but train",
     )
-    return [(rank, _without(item, fuller)) for rank, item in timed], (notice,)
+    return [(rank, without_labels(item, fuller)) for rank, item in timed], (notice,)
 
 
 class _Counts(NamedTuple):
@@ -87,8 +87,8 @@ def _is_fuller(count: _Counts, usual: _Counts) -> bool:
     return count.parameter >= FULLER_RATIO * usual.parameter and count[1:] == usual[1:]
 
 
-def _without(item: Source, labels: set[str]) -> Source:
-    """Leave out some steps of a rank."""
+def without_labels(item: Source, labels: Collection[str]) -> Source:
+    """Leave out the steps of a rank that have one of some labels; all stay where none would."""
     import polars as pl
 
     kept = [number for number, step in enumerate(item.steps) if step.label not in labels]

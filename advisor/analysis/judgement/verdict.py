@@ -157,13 +157,14 @@ def _step_verdict(
 
 
 def _stalls_text(run: Run) -> str:
-    """Return that a few steps hold much of the means, "" where none does."""
+    """Return that steps that stalled are left out, or hold much of the means, "" where none did."""
+    told = f" {run.stalls.text}." if run.stalls else ""
     times = step_time(run)
     num_stalled, stalled_us = times.stalled
     if not times.has_stalls:
-        return ""
+        return told
     hold = "holds" if num_stalled == 1 else "hold"
-    return (
+    return told + (
         f" These are means: {num_stalled} of {len(times.values)} steps stalled and {hold} {time_text(stalled_us)} of "
         f"them, half of all steps take {time_text(times.median)} at the most."
     )

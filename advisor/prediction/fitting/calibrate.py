@@ -119,7 +119,6 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         **parts._asdict(),
         wait_group_size=max((entry.group_size or 0 for entry in analysis.collectives), default=0) or world,
         step_us=sum(analysis.step_time_us.values) / len(analysis.step_time_us.values),
-        traced_error_pct=None,
         is_gpu=not gloo,
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=at_rest,
