@@ -10,7 +10,8 @@ from helpers import analyze, write_run
 from test_latency_and_bandwidth import samples
 from trace_builder import TraceBuilder, fsdp_rank
 
-from paro_advise.advisor.analysis.judgement.verdict import StepEvidence, judge_step
+from paro_advise.advisor.analysis.judgement.step_evidence import StepEvidence
+from paro_advise.advisor.analysis.judgement.verdict import judge_step
 from paro_advise.advisor.analysis.observed.parameters import parameter_count
 from paro_advise.advisor.analysis.observed.strategy import infer_strategy
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
@@ -85,6 +86,21 @@ def test_verdict_on_the_step(changes, regime, case):
     got = judge_step(step_evidence(**changes))
     assert (got.regime, got.case) == (regime, case)
     assert (got.limiting_state == "parameter") == (regime == Regime.BANDWIDTH_INTER)
+
+
+def test_states_that_one_regime_limits_are_weighed_together():
+    """Tensor parallelism's 141 us inside nodes, and gradients' 122 and updated parameters' 61 between them."""
+    exposed = {State.OTHER: 141.0, State.GRADIENT: 122.0, State.OPTIMIZER: 61.0, State.UNKNOWN: 10.0}
+    inter, intra = Regime.BANDWIDTH_INTER, Regime.BANDWIDTH_INTRA
+    limits = {State.OTHER: intra, State.GRADIENT: inter, State.OPTIMIZER: inter, State.UNKNOWN: Regime.HIDDEN}
+    got = judge_step(step_evidence(exposed_us=324.0, exposed_by_state=exposed, regime_by_state=limits))
+    assert (got.regime, got.limiting_state) == (inter, "gradient")
+    assert got.text.startswith("Inter-node bandwidth bound: gradient communication takes 122 us")
+    assert got.text.endswith("With optimizer communication, which is bound alike, 183 us are exposed (56% of all).")
+    alone = judge_step(
+        step_evidence(exposed_us=324.0, exposed_by_state=exposed | {State.OPTIMIZER: 18.0}, regime_by_state=limits)
+    )
+    assert (alone.regime, alone.limiting_state) == (intra, "other")
 
 
 def test_no_case_of_the_networks_is_named_where_other_ranks_are_waited_for():

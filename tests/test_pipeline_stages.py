@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from helpers import analyze, write_run
+from helpers import analyze, facts_of, write_run
 from trace_builder import TraceBuilder
+
+from paro_advise.advisor.analysis.build import build_analysis
+from paro_advise.advisor.analysis.model import Options
 
 STAGES, MICRO_BATCHES, STEPS = 4, 4, 3
 FORWARD_US, SEND_US, STEP_US = 1000.0, 20.0, 7_300.0
@@ -66,6 +71,22 @@ def test_the_ranks_that_torch_records_tell_waiting_from_transfer(tmp_path):
     # Four sends; a first receive and four sends; the same; four receives.
     assert other.transfer_us == pytest.approx((4 + 5 + 5 + 4) * SEND_US / STAGES, rel=0.01)
     assert "bound by the pipeline's bubble, a slower stage or a slow link" in analysis.verdict.text
+
+
+@pytest.mark.parametrize(
+    ("slow", "named"),
+    [({3}, "slowest stage of the pipeline (rank 3 compute 6.8 ms, most others 4 ms)"), ({2, 3}, "a slower stage or")],
+    ids=["one of four", "half of all"],
+)
+def test_a_stage_whose_passes_compute_longer_than_the_others_is_named(slow, named, tmp_path):
+    folder = write_run(tmp_path / "run", [stage(rank, tells_peers=True) for rank in range(STAGES)])
+    facts = []
+    for rank in range(STAGES):
+        found = facts_of(folder / f"rank{rank}.json")
+        us = 4000.0 * (1.7 if rank in slow else 1.0)
+        steps = tuple(replace(step, forward_us=us / 4, backward_us=3 * us / 4) for step in found.steps)
+        facts.append(replace(found, steps=steps))
+    assert named in build_analysis(facts, (), Options()).verdict.text
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_a_late_rank_is_found_whose_partners_are_late_at_other_groups(tmp_path):
     assert found[0].lateness_us == pytest.approx(300.0)
 
 
-def grouped_run(folder, *, slow_group=None, factor=2.0, num_groups=4, steps=3, overlapped=False):
+def grouped_run(folder, *, slow_group=None, factor=2.0, num_groups=4, steps=3, overlapped=False, busy=False):
     """Write gathers in groups of two ranks, of which one group takes longer for the same; under compute or not."""
     world = 2 * num_groups
     groups = [(str(index), "mesh_shard", [2 * index, 2 * index + 1]) for index in range(num_groups)]
@@ -271,6 +271,8 @@ def grouped_run(folder, *, slow_group=None, factor=2.0, num_groups=4, steps=3, o
             for seq in range(8):
                 start = base + 100.0 + seq * 2_400.0
                 builder.compute(start - 90.0, 80.0)
+                if busy:
+                    builder.compute(start + duration + 10.0, 2_400.0 - duration - 110.0)
                 if overlapped:
                     builder.compute(start - 5.0, factor * GATHER_US + 10.0)
                 builder.collective(
@@ -290,6 +292,10 @@ def test_a_group_slower_than_its_peers_has_a_slow_link(tmp_path):
     assert finding.status == "applies"
     assert "ranks 4-5" in finding.text
     assert finding.saving_us == pytest.approx(slow.excess_us, rel=0.01)
+    busy = analyze(grouped_run(tmp_path / "busy", slow_group=2, busy=True))
+    said = f"Slow link: {slow.text}. No training was recorded: neither a backward pass nor an optimizer's step. "
+    assert busy.verdict.text.startswith(said)
+    assert busy.verdict.regime == "bandwidth_intra"
 
 
 def test_of_a_slow_link_whose_transfers_are_overlapped_nothing_is_gained(tmp_path):
@@ -297,6 +303,8 @@ def test_of_a_slow_link_whose_transfers_are_overlapped_nothing_is_gained(tmp_pat
     (finding,) = [item for item in run.findings if item.code == "PARO032"]
     assert finding.status == "applies"
     assert finding.saving_us < 0.05 * run.slow_groups[0].excess_us
+    assert not run.verdict.text.startswith("Slow link")
+    assert "The links of ranks 4-5 are slow" in run.verdict.text
 
 
 @pytest.mark.parametrize(("slow_group", "num_groups"), [(None, 4), (0, 2)], ids=["all alike", "one of two"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import analyze, write_run
+from helpers import analyze, facts_of, write_run
 from test_timelines import timeline
 from trace_builder import TraceBuilder, fsdp_rank
 
@@ -65,16 +65,31 @@ def test_where_most_steps_differ_none_is_usual(tmp_path):
     assert {item.num_steps for item in analysis.ranks} == {4}
 
 
-def replaying(rank):
+def replaying(rank, kernel="sm90_gemm"):
     """Return steps whose kernels one launch replays: none has a call of its own."""
     trace = TraceBuilder(rank, 2)
     for step in range(3):
         base, correlation = 1000.0 * step, 7_000 + step
         trace.step(step, base, 1000.0)
         trace.row("cuda_runtime", "cudaGraphLaunch", base + 5, 10, correlation=correlation)
-        for number, name in enumerate(("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", "sm90_gemm")):
+        for number, name in enumerate(("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", kernel)):
             trace.row("kernel", name, base + 50 + 400 * number, 390, tid=7, stream=7, correlation=correlation)
     return trace
+
+
+@pytest.mark.parametrize(
+    ("kernel", "trains"),
+    [
+        ("void flash::flash_bwd_dq_dk_dv_loop_kernel<Flash_bwd_kernel_traits<128>>(Params)", True),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(long)", True),
+        ("sm90_gemm", None),
+    ],
+)
+def test_kernels_tell_that_a_graph_trains_and_where_they_do_not_nothing_is_said(kernel, trains, tmp_path):
+    """What the host did when the graph was captured is not in the trace."""
+    folder = write_run(tmp_path / "run", [replaying(rank, kernel) for rank in range(2)])
+    assert [facts_of(path).trains for path in sorted(folder.iterdir())] == [trains] * 2
+    assert "No training" not in analyze(folder).verdict.text
 
 
 def test_what_graphs_replay_has_no_purpose_and_the_advice_is_to_leave_them_out(tmp_path):

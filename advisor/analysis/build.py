@@ -67,9 +67,8 @@ def build_analysis(
     fabric = fabric_of(run, topology)
     links, num_impossible = find_links(aligned, run, fabric)
     lateness = find_stragglers(aligned, run, topology.node_of)
-    stragglers = lateness.stragglers
-    training = observe_training(run)
-    states = state_summaries(aligned, run, links, fabric)
+    stragglers, slow_groups = lateness.stragglers, tuple(find_slow_groups(aligned, run))
+    training, states = observe_training(run), state_summaries(aligned, run, links, fabric)
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
     parts, idle, work, collectives = breakdown(run), idle_parts(run), computing(run), collective_entries(aligned, run)
     (copied_out_us, copied_in_us), uneven = copied_us(run), uneven_us(run)
@@ -97,6 +96,7 @@ def build_analysis(
             stragglers,
             collectives,
             exchange_of(aligned, run),
+            slow_groups,
         ),
         efficiency=efficiency(aligned, run, training.parameter_count, work, options),
         findings=(),
@@ -110,7 +110,7 @@ def build_analysis(
         model_parallel=parallel_entries(aligned, run),
         critical_path=critical_path(aligned, run),
         memory=memory_peaks(run),
-        slow_groups=tuple(find_slow_groups(aligned, run)),
+        slow_groups=slow_groups,
         late_once_us=lateness.once_us,
         uneven_us=uneven[0],
         uneven_anew_us=uneven[1],

@@ -18,6 +18,7 @@ EVIDENCE_SHARE = 0.05  # of a state's time that evidence must carry to count; do
 FINDING_SHARE = 0.02  # of a step or of communication from which a finding applies; as NEGLIGIBLE_SHARE
 HOST_CAUSE_SHARE = 0.1  # of a step from which a cause of the host's is named; assumed
 NAMED_CAUSE_SHARE = 1 / 3  # of the idle time that a cause of the host's must hold to be named as the cause; assumed
+SLOW_STAGE_RATIO = 1.2  # of the median rank's computing from which a stage of a pipeline is slow; assumed
 HARDLY_OVERLAPPED = 0.95  # exposed share of a state from which hardly any of it counts as overlapped; assumed
 NONE_OVERLAPPED = 0.995  # the same, from which none does: what rounds to all of it, in percent
 RARE_CHANCE = 0.05  # of an accident, up to which a finding does not speak of it; the usual level of a test

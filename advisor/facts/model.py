@@ -78,6 +78,7 @@ class Work:
 
 CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
 GRAPHS_CODE = "Q276"  # CUDA graphs are in the trace as wholes
+REPLAYED_CODE = "Q125"  # collectives were replayed by CUDA graphs
 SEVERAL_FRAMEWORKS_CODE = "Q325"  # the inputs are of several jobs
 SEVERAL_JOBS_CODE = "Q338"  # the same, of one framework
 OTHER_STEPS_CODE = "Q326"  # steps as the script marks them are not those of its optimizer

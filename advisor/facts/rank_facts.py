@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from paro_advise.advisor.facts.constants import COMPUTE_GAPS, COMPUTE_SPANS, DRA
 from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.groups import with_default_group, with_mesh_groups
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
-from paro_advise.advisor.facts.model import RankFacts, StepFacts
+from paro_advise.advisor.facts.model import REPLAYED_CODE, RankFacts, StepFacts
 from paro_advise.advisor.facts.passes import computing_passes
 from paro_advise.advisor.facts.work import update_kernels, work_of
 from paro_advise.core.collective import Op
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import EventTables, HostSpan, ParsedSource, SourceHeader
 
 _OPTIMIZER = "Optimizer.step#"
+# Kernels of backward passes and optimizers, as torch, FlashAttention, cuDNN and Apex name them; dgrad is none, of which
+# transposed convolutions consist in forward.
+_TRAINING_KERNEL = re.compile(r"backward|bwd|wgrad|_grad_(?:input|weight)|adam|lamb(?!da)|_?sgd_", re.IGNORECASE)
 # What FSDP2 copies on compute's stream (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, torch 2.13): gathered
 # parameters to where the model computes with them, and gradients into the input of their reduction.
 _COPIES = ("split_with_sizes_copy", "chunk_cat")
@@ -90,10 +94,18 @@ def _without_members(header: SourceHeader) -> SourceHeader:
 
 
 def _trains(parsed: ParsedSource, table: pl.DataFrame) -> bool | None:
-    """Tell whether a trace shows training; a reduction of gradients shows it as well as a backward pass does."""
+    """Tell whether a trace shows training: on the host, by what devices run, or by a reduction of gradients.
+
+    The host's rows of what a CUDA graph replays were left where it was captured.
+    """
     events = parsed.events
-    if events is None or events.trains is not False:
-        return None if events is None else events.trains
+    if events is None or events.trains:
+        return None if events is None else True
+    ran = events.device["name"].unique().to_list()
+    if any(_TRAINING_KERNEL.search(events.names[code]) for code in ran):
+        return True
+    if events.trains is None or any(notice.code == REPLAYED_CODE for notice in parsed.notices):
+        return None
     return bool((table["op"] == Op.REDUCE_SCATTER.value).any())
 
 

@@ -16,7 +16,9 @@ from paro_advise.advisor.ranks.constants import (
     SLOW_GROUP_MIN_PEERS,
     SLOW_GROUP_STEP_SHARE,
 )
+from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.collective import Op
+from paro_advise.core.plural import plural
 from paro_advise.core.span import GroupSpan
 from paro_advise.trace_parsers.rank_lists import ranks_in
 
@@ -42,6 +44,18 @@ class SlowGroup:
     factor: float
     excess_us: float
     num_peers: int
+
+    @property
+    def text(self) -> str:
+        """Return it as a clause."""
+        where = {GroupSpan.INTRA: "inside their node", GroupSpan.INTER: "between their nodes"}.get(
+            self.span, "among them"
+        )
+        return (
+            f"the links of ranks {number_ranges(self.ranks)} are slow: the same collectives {where} take "
+            f"{self.factor:.2f} times as long as those of {plural(self.num_peers, 'other group')}, "
+            f"{time_text(self.excess_us)} a step"
+        )
 
 
 def find_slow_groups(aligned: AlignedRun | None, run: Run) -> list[SlowGroup]:

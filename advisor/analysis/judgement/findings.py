@@ -20,6 +20,7 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
+from paro_advise.advisor.facts.model import REPLAYED_CODE
 from paro_advise.advisor.ranks.waiting_costs import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.collective import POINT_TO_POINT
@@ -27,7 +28,6 @@ from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
-from paro_advise.core.span import GroupSpan
 from paro_advise.policies.strategy import Level
 from paro_advise.trace_parsers.tables import SourceKind
 
@@ -66,7 +66,11 @@ def findings(analysis: Analysis, lateness: Lateness, hidden_by_prefetch_us: floa
         _find_unattributed(analysis),
     ]
     rank = {APPLIES: 0, NOT_JUDGED: 1, DOES_NOT_APPLY: 2}
-    return sorted(found, key=lambda item: (rank[item.status], -(item.saving_us or 0.0), item.code))
+    # Healing a late rank saves what no change of the job does; it stands where that much would.
+    weight = {"PARO030": sum(item.lateness_us for item in lateness.stragglers) or lateness.once_us}
+    return sorted(
+        found, key=lambda item: (rank[item.status], -(item.saving_us or weight.get(item.code, 0.0)), item.code)
+    )
 
 
 def _step(analysis: Analysis) -> float:
@@ -122,7 +126,11 @@ def _exposed_other(analysis: Analysis) -> FindingEntry:
             kind = "what the optimizer gathers in its step, over the ranks that share its states,"
         elif not analysis.model_parallel and _is_mostly_sent(others):
             kind = "communication of no known purpose, from rank to rank,"
-        return _finding(code, APPLIES, f"{kind} is exposed: {what}; {entry.text}", exposed)
+        # What waits for ranks whose links are slow is theirs.
+        awaited = min(
+            entry.exposed_wait_us or 0.0, max((group.excess_us for group in analysis.slow_groups), default=0.0)
+        )
+        return _finding(code, APPLIES, f"{kind} is exposed: {what}; {entry.text}", exposed - awaited)
     return _finding(code, DOES_NOT_APPLY, f"communication that moves no model state: {entry.text}")
 
 
@@ -266,8 +274,10 @@ def _small_messages(analysis: Analysis) -> FindingEntry:
                 "fewer ranks a group or none of it shorten it, larger buckets do not",
                 entry.exposed_us,
             )
-        of_none = "summing them at once, as one stack of norms, needs fewer"
-        fewer = of_none if name == State.OTHER else "larger units or buckets need fewer"
+        fewer = {
+            State.OTHER.value: "summing them at once, as one stack of norms, needs fewer",
+            State.UNKNOWN.value: "whatever they are for, fewer of them, or shorter ways inside a node, cost less",
+        }.get(name, "larger units or buckets need fewer")
         return _finding(
             code, APPLIES, f"{name} communication is many small messages ({entry.count:.0f} a step): {fewer}",
             entry.exposed_us,
@@ -351,13 +361,10 @@ def _slow_link(analysis: Analysis) -> FindingEntry:
     if not analysis.slow_groups:
         return _finding(code, DOES_NOT_APPLY, "no process group is slower than others that do the same")
     worst = analysis.slow_groups[0]
-    where = {GroupSpan.INTRA: "inside their node", GroupSpan.INTER: "between their nodes"}.get(worst.span, "among them")
     return _finding(
         code,
         APPLIES,
-        f"the links of ranks {number_ranges(worst.ranks)} are slow: the same collectives {where} take "
-        f"{worst.factor:.2f} times as long as those of {plural(worst.num_peers, 'other group')}, "
-        f"{time_text(worst.excess_us)} a step",
+        worst.text,
         # Of what is overlapped nothing is gained.
         min(worst.excess_us, max((entry.exposed_communication_us or 0.0 for entry in analysis.ranks), default=0.0)),
     )
@@ -444,7 +451,7 @@ def _find_unattributed(analysis: Analysis) -> FindingEntry:
     if total and unknown >= FINDING_SHARE * total:
         kinds = {entry.kind for entry in analysis.run.inputs}
         what = "record with_stack=True, and CPU activities where they are missing"
-        if any(note.code == "Q125" for note in analysis.data_quality):
+        if any(note.code == REPLAYED_CODE for note in analysis.data_quality):
             what = "record a few steps without CUDA graphs"
         elif SourceKind.NSYS in kinds and SourceKind.KINETO not in kinds:
             what = "reports of Nsight Systems tell none; traces of the PyTorch profiler do"

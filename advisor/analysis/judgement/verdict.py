@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import (
-    BOUND_SHARE,
     COMPUTE_SHARE,
-    FAST_FABRIC_SHARE,
-    FEW_NODES,
     FINDING_SHARE,
     HARDLY_OVERLAPPED,
     HOST_CAUSE_SHARE,
     HOST_IDLE_SHARE,
-    MOSTLY_SHARE,
     NAMED_CAUSE_SHARE,
     NONE_OVERLAPPED,
-    UNBOUND_SHARE,
+    SLOW_STAGE_RATIO,
     WAIT_SHARE,
 )
+from paro_advise.advisor.analysis.judgement.headlines import CASES, case_of, headline_of
 from paro_advise.advisor.analysis.judgement.operations import operations_name, operations_text
+from paro_advise.advisor.analysis.judgement.step_evidence import StepEvidence
 from paro_advise.advisor.analysis.model import VerdictEntry
-from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, StepVerdict
+from paro_advise.advisor.analysis.regimes import Regime, StepVerdict
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.facts.model import GRAPHS_CODE
-from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, number_ranges, time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
-from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
 from paro_advise.core.span import CROSSES_NODES, GroupSpan
 from paro_advise.policies.strategy import Level
@@ -42,8 +40,10 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.state_summary import StateSummary
     from paro_advise.advisor.ranks.links.link import Link
     from paro_advise.advisor.ranks.run import Run
+    from paro_advise.advisor.ranks.slow_groups import SlowGroup
     from paro_advise.advisor.ranks.stragglers import Straggler
     from paro_advise.advisor.ranks.topology import Topology
+    from paro_advise.core.model_state import State
 
 
 def verdict_entry(
@@ -57,6 +57,7 @@ def verdict_entry(
     stragglers: Sequence[Straggler],
     collectives: Sequence[CollectiveEntry],
     exchange: str | None,
+    slow_groups: Sequence[SlowGroup] = (),
 ) -> VerdictEntry:
     """Say what limits the step, in a sentence that carries the deciding numbers."""
     if run.timed:
@@ -74,11 +75,12 @@ def verdict_entry(
         cause = " and ".join(dict.fromkeys(item.cause for item in stragglers))
         waits = f"the others wait {time_text(sum(item.lateness_us for item in stragglers))} a step for {it}"
         if verdict.regime == Regime.STRAGGLER:
-            rest = text.partition(": ")[2]
-            text = f"Straggler bound: {who} {are} ({cause}) and {waits}. "
-            text += rest[:1].upper() + rest[1:]
+            text = _with_headline(text, f"Straggler bound: {who} {are} ({cause}) and {waits}. ")
         else:
             text += f" {who.capitalize()} {are} ({cause}): {waits}."
+    elif slow_groups:
+        verdict = _with_slow_link(verdict, slow_groups[0], parts.exposed_communication or 0.0)
+        text = verdict.text
     return VerdictEntry(
         regime=verdict.regime.value,
         limiting_state=verdict.limiting_state,
@@ -86,6 +88,23 @@ def verdict_entry(
         case=verdict.case,
         case_text=CASES.get(verdict.case, ""),
     )
+
+
+def _with_slow_link(verdict: StepVerdict, slow: SlowGroup, exposed_us: float) -> StepVerdict:
+    """Return a verdict that names the slow links of some ranks, first where most of what is exposed is their excess."""
+    if not verdict.limiting_state or slow.excess_us < WAIT_SHARE * exposed_us:
+        return replace(verdict, text=f"{verdict.text} {slow.text[:1].upper()}{slow.text[1:]}.")
+    waits = "Other ranks wait for that. " if verdict.regime == Regime.STRAGGLER else ""
+    regime = {GroupSpan.INTER: Regime.BANDWIDTH_INTER, GroupSpan.INTRA: Regime.BANDWIDTH_INTRA}.get(slow.span)
+    text = _with_headline(verdict.text, f"Slow link: {slow.text}. {waits}")
+    return replace(verdict, regime=regime or verdict.regime, text=text)
+
+
+def _with_headline(text: str, headline: str) -> str:
+    """Return a verdict's text with another cause in front of what its operations take."""
+    untrained = _NO_TRAINING if text.startswith(_NO_TRAINING) else ""
+    rest = text[len(untrained) :].partition(": ")[2]
+    return f"{headline}{untrained}{rest[:1].upper()}{rest[1:]}"
 
 
 def _make_most_of_it(stragglers: Sequence[Straggler], run: Run) -> bool:
@@ -151,6 +170,7 @@ def _step_verdict(
             else 0.0,
             laid_out_us=_mean_us(run, "copied_out_us"),
             trains=run.trains,
+            slow_stage=_slow_stage(run) if exchange == "pipeline" else "",
         )
     )
     return replace(found, text=found.text + _stalls_text(run))
@@ -208,34 +228,21 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> StepVerdict:
     return StepVerdict(regime=Regime.UNKNOWN, limiting_state=None, text=text[0].upper() + text[1:], case="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEvidence:
-    """The numbers that decide the verdict (means per rank and step)."""
-
-    step_time_us: float
-    compute_us: float
-    exposed_us: float
-    idle_us: float
-    exposed_by_state: dict[State, float]
-    regime_by_state: dict[State, Regime]
-    num_nodes: int | None
-    inter_gbps: float | None  # fitted inter-node bus bandwidth
-    intra_gbps: float | None
-    shards_globally: bool
-    sees_all_ranks: bool
-    is_cut: bool  # the traces end early: what is missing looks idle
-    hides_graphs: bool = False  # CUDA graphs are in the traces as wholes
-    total_by_state: dict[State, float] = field(default_factory=dict)
-    operations: dict[State, str] = field(default_factory=dict)  # the collectives of a state in words
-    exchange: str | None = None  # the parallelism that most of what moves no model state goes from rank to rank for
-    queued_us: float | None = None  # of the idle time, with the next kernel launched already; None: not known
-    loading_us: float = 0.0  # of the idle time, the training thread was in the DataLoader
-    updating_us: float = 0.0  # of the idle time, it was in the optimizer's step
-    copied_us: float = 0.0  # a device copied, and nothing computed or communicated on it
-    blocked_us: float = 0.0  # the host waited for the device
-    updates_whole_us: float = 0.0  # of computing, the optimizer's step where each rank makes all of it
-    laid_out_us: float = 0.0  # of computing, copies of gathered parameters
-    trains: bool | None = None  # None: cannot be told
+def _slow_stage(run: Run) -> str:
+    """Return whose passes compute longer than most by far, "" where none, or half, do, or nothing tells the passes."""
+    of_rank = {}
+    for rank, item in run.timed:
+        passes = [(step.forward_us, step.backward_us) for step in item.steps]
+        if any(forward is None or backward is None for forward, backward in passes):
+            return ""
+        of_rank[rank] = sum((forward or 0.0) + (backward or 0.0) for forward, backward in passes) / max(1, len(passes))
+    usual = median(of_rank.values())
+    slow = sorted(rank for rank, us in of_rank.items() if us >= SLOW_STAGE_RATIO * usual > 0)
+    if not slow or 2 * len(slow) >= len(of_rank):
+        return ""
+    who = f"{'ranks' if len(slow) > 1 else 'rank'} {number_ranges(slow)}"
+    took = time_text(sum(of_rank[rank] for rank in slow) / len(slow))
+    return f"{who} compute {took}, most others {time_text(usual)}"
 
 
 def _mean_us(run: Run, field: str) -> float:
@@ -313,13 +320,40 @@ def judge_step(evidence: StepEvidence) -> StepVerdict:
             text=f"{untrained}Compute bound: {split}.{gain}",
             case="fast_fabric" if (evidence.num_nodes or 0) > 1 and not untrained else "",
         )
+    state, together = _most_of_one_regime(state, evidence)
     regime = evidence.regime_by_state[state]
     return StepVerdict(
         regime=regime,
         limiting_state=state.value,
-        text=f"{untrained}{_headline(regime, state, evidence)} {_state_text(state, evidence, split)}",
-        case=_case(evidence, comm) if regime in _OF_THE_NETWORK else "",
+        text=f"{untrained}{headline_of(regime, state, evidence)} {_state_text(state, evidence, split)}{together}",
+        case=case_of(evidence, comm) if regime in _OF_THE_NETWORK else "",
     )
+
+
+# Regimes in which what several states expose has one cause.
+_OF_ONE_CAUSE = (Regime.BANDWIDTH_INTER, Regime.BANDWIDTH_INTRA, Regime.LATENCY)
+# Regimes under which a typical case of the network's is named.
+_OF_THE_NETWORK = (Regime.BANDWIDTH_INTER, Regime.LATENCY, Regime.CONTENTION)
+
+
+def _most_of_one_regime(longest: State, evidence: StepEvidence) -> tuple[State, str]:
+    """Return the state to name: of those that one regime limits, where these expose more than the longest with its own.
+
+    Also that sum in words, "" where it is the longest anyhow.
+    """
+    sums: dict[Regime, float] = {}
+    for state, exposed_us in evidence.exposed_by_state.items():
+        regime = evidence.regime_by_state.get(state, Regime.UNKNOWN)
+        sums[regime] = sums.get(regime, 0.0) + exposed_us
+    own = evidence.regime_by_state[longest]
+    most = max(_OF_ONE_CAUSE, key=lambda regime: sums.get(regime, 0.0))
+    if own == most or sums.get(most, 0.0) <= sums[own]:
+        return longest, ""
+    alike = [state for state in evidence.exposed_by_state if evidence.regime_by_state.get(state) == most]
+    first, *others = sorted(alike, key=lambda state: -evidence.exposed_by_state[state])
+    names = " and ".join(f"{state} communication" for state in others)
+    share = min(1.0, sums[most] / max(evidence.exposed_us, 1e-9))
+    return first, f" With {names}, which is bound alike, {time_text(sums[most])} are exposed ({share:.0%} of all)."
 
 
 def _most_text(evidence: StepEvidence) -> str:
@@ -371,7 +405,8 @@ def _state_text(state: State, evidence: StepEvidence, split: str) -> str:
     if exposed >= HARDLY_OVERLAPPED * total:
         overlap = "none of it overlapped" if exposed >= NONE_OVERLAPPED * total else "hardly any of it overlapped"
     what = evidence.operations.get(state) or f"{state} communication"
-    take = "takes" if what.startswith("1 ") and " and " not in what else "take"
+    is_one = what.startswith("1 ") and " and " not in what
+    take = "takes" if is_one or not evidence.operations.get(state) else "take"
     return (
         f"{what} {take} {time_text(total)} of the {time_text(evidence.step_time_us)} step, {overlap} "
         f"({time_text(exposed)}, {share:.0%} of all exposed communication; {split})."
@@ -407,63 +442,3 @@ def _queued_text(evidence: StepEvidence, split: str) -> str:
         exposed = time_text(evidence.exposed_by_state[state])
         text += f" Certain is what {evidence.operations[state]} expose: {exposed}."
     return text
-
-
-_HEADLINE = {
-    Regime.BANDWIDTH_INTER: "Inter-node bandwidth bound:",
-    Regime.BANDWIDTH_INTRA: "Intra-node bandwidth bound:",
-    Regime.LATENCY: "Latency bound:",
-    Regime.STRAGGLER: "Bound by waiting for other ranks:",
-    Regime.CONTENTION: "Contention bound:",
-    Regime.HIDDEN: "Many small exposures:",
-    Regime.UNKNOWN: "Communication bound, cause unknown:",
-}
-
-# Of transfers from rank to rank, by the parallelism that they serve; "" where no group tells it.
-_EXCHANGES = {
-    (Regime.UNKNOWN, "pipeline"): "Bound by the pipeline, by its bubble, a slower stage or the links between stages:",
-    (Regime.UNKNOWN, "context"): "Bound by what ranks of context parallelism send each other, or by their waiting:",
-    (Regime.UNKNOWN, ""): "Bound by what ranks send each other, as stages of a pipeline do, or by their waiting:",
-    (Regime.STRAGGLER, "pipeline"): "Bound by the pipeline's bubble, a slower stage or a slow link:",
-}
-
-
-def _headline(regime: Regime, state: State, evidence: StepEvidence) -> str:
-    headline = _HEADLINE[regime]
-    if state == State.OTHER and evidence.exchange is not None:
-        headline = _EXCHANGES.get((regime, evidence.exchange), _EXCHANGES.get((regime, ""), headline))
-    share = evidence.compute_us / evidence.step_time_us
-    if share >= MOSTLY_SHARE and evidence.exposed_us < MOSTLY_SHARE * evidence.compute_us:
-        headline = f"Mostly compute ({share:.0%} of the step); beside it {headline[:1].lower()}{headline[1:]}"
-    if regime not in (Regime.STRAGGLER, Regime.HIDDEN) and not evidence.sees_all_ranks:
-        return headline.rstrip(":") + f" (or {UNSEEN}):"
-    return headline
-
-
-CASES = {
-    "communication_bound": "communication-bound pretraining over several nodes: whether states are sharded over all "
-    "ranks, in groups or not at all decides the step; `recommend` weighs it for these traces",
-    "memory_bound_few_nodes": "few nodes with everything sharded: how much is replicated, so that less crosses the "
-    "network, is a question of memory",
-    "fast_fabric": "fast fabric: inter-node links keep up, so sharding globally costs little",
-}
-
-
-# Regimes under which a typical case of the network's is named.
-_OF_THE_NETWORK = (Regime.BANDWIDTH_INTER, Regime.LATENCY, Regime.CONTENTION)
-
-
-def _case(evidence: StepEvidence, exposed_share: float) -> str:
-    nodes = evidence.num_nodes or 0
-    if nodes < 2:
-        return ""
-    fast = (
-        evidence.inter_gbps is not None
-        and evidence.intra_gbps is not None
-        and evidence.inter_gbps > FAST_FABRIC_SHARE * evidence.intra_gbps
-    )
-    if fast or exposed_share < UNBOUND_SHARE:
-        return "fast_fabric"
-    if nodes <= FEW_NODES and evidence.shards_globally:
-        return "memory_bound_few_nodes"
-    return "communication_bound" if exposed_share >= BOUND_SHARE else ""
