@@ -364,3 +364,73 @@ def test_what_trains_only_since_ddp_wrapped_it_is_refused(a_plan, tmp_path):
     assert "must want its gradient when DDP wraps it" in done.stderr
     assert done.stdout == ""
     assert "apart by 0.0" in run_ranks(worker, "early", plan=plan, drift="parameter_count").stdout
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("maker", ["script", "export"])
+def test_programs_made_of_a_model_hold_nothing_of_ours(maker, a_plan, tmp_path):
+    """TorchScript compiled our hooks, and export met gradients of ours: torch's raw errors ended jobs that had trained."""
+    worker = ROOT / "tests/workers/model_programs.py"
+    plain = run_ranks(worker, maker)
+    assert plain.returncode == 0, plain.stderr
+    for strategy in ("NNG", "NGG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        found = run_ranks(worker, maker, plan=plan, drift="parameter_count")
+        assert found.returncode == 0, found.stderr
+        assert [float(word) for word in found.stdout.split()] == pytest.approx(
+            [float(word) for word in plain.stdout.split()], rel=2e-6
+        )
+    plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
+    refused = run_ranks(worker, maker, plan=plan, drift="parameter_count")
+    assert refused.returncode != 0
+    assert "must be made of a model whose parameters are whole" in refused.stderr
+
+
+@pytest.mark.distributed
+def test_gradients_of_gradients_of_sharded_convolutions_are_refused_in_words(a_plan, tmp_path):
+    """Torch says of them that data are not allocated yet, where linear layers miss storage."""
+    worker = ROOT / "tests/workers/model_programs.py"
+    refused = run_ranks(
+        worker, "script", "penalty", plan=plan_for(a_plan, tmp_path / "plan.json", "GGG"), drift="parameter_count"
+    )
+    assert refused.returncode != 0
+    assert "a gradient of gradients must find the parameters that it needs" in refused.stderr
+
+
+THAWS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4))
+ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2, weight_decay=0.1)
+for step in range(6):
+    for place, layer in enumerate((model[4], model[2], model[0])):
+        layer.requires_grad_(place <= step // 2)
+    values = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+    optimizer.zero_grad()
+    ddp(values).square().mean().backward()
+    norm = torch.nn.utils.clip_grad_norm_([p for p in ddp.parameters() if p.requires_grad], 1.0)
+    optimizer.step()
+    sums = [float(tensor.double().norm()) for tensor in ddp.state_dict().values()]
+    if dist.get_rank() == 0:
+        print(float(norm), *sums, flush=True)
+"""
+
+
+@pytest.mark.distributed
+def test_layers_that_ddp_wrapped_may_be_frozen_before_the_first_step_and_let_loose_one_by_one(a_plan, tmp_path):
+    """The job ended when the second one was let loose: what trains was what wanted a gradient in the first pass."""
+    worker = tmp_path / "thaws.py"
+    worker.write_text(THAWS)
+    plain = run_ranks(worker)
+    assert plain.returncode == 0, plain.stderr
+    numbers = [float(word) for word in plain.stdout.split()]
+    assert len(numbers) == 6 * 7
+    for strategy in ("NNG", "GGG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        found = run_ranks(worker, plan=plan, drift="parameter_count")
+        assert found.returncode == 0, found.stderr
+        assert [float(word) for word in found.stdout.split()] == pytest.approx(numbers, rel=1e-5)

@@ -334,28 +334,28 @@ class Session:
         wrapping.check_optimizers(module, optimizers)
         wrapping.check_frozen(module)
         before = dict(module.named_parameters())
-        shard(
-            module,
-            optimizers,
-            chosen.triple,
-            group_size=chosen.group_size or self.plan.preconditions.gpus_per_node,
-            units=outermost_units(module, wrapping.units),
-            param_dtype=wrapping.param_dtype,
-            cast_modules=wrapping.cast_modules,
-            output_dtypes=wrapping.output_dtypes,
-            keep_types=wrapping.keeps_types,
-            reduce_dtype=wrapping.reduce_dtype,
-            offload_optimizer=chosen.offload == Offload.OPTIMIZER,
-            native_collectives=chosen.collectives == CollectiveBackend.NATIVE,
-            ignored_params=wrapping.ignored,
-        )
+        with wrapping.as_wrapped(module, optimizers):
+            shard(
+                module,
+                optimizers,
+                chosen.triple,
+                group_size=chosen.group_size or self.plan.preconditions.gpus_per_node,
+                units=outermost_units(module, wrapping.units),
+                param_dtype=wrapping.param_dtype,
+                cast_modules=wrapping.cast_modules,
+                output_dtypes=wrapping.output_dtypes,
+                keep_types=wrapping.keeps_types,
+                reduce_dtype=wrapping.reduce_dtype,
+                offload_optimizer=chosen.offload == Offload.OPTIMIZER,
+                native_collectives=chosen.collectives == CollectiveBackend.NATIVE,
+                ignored_params=wrapping.ignored,
+            )
         engine = engine_of(module)
-        engine.stands_for_fsdp2 = wrapping.norms_are_dtensors
+        engine.stands_for_fsdp2 = engine.gradients.is_of_fsdp2 = wrapping.norms_are_dtensors
         engine.framework_shards = wrapping.shards_parameters
         engine.usage.missing = wrapping.missing_gradients
         engine.gradients.show_as(FrameworksShard if wrapping.shows_shards else WholeTensor)
         WholeReads.frameworks_meshes.update(wrapping.mesh_shapes)
-        engine.gradients.is_of_fsdp2 = wrapping.norms_are_dtensors
         engine.gradients.reduces_once = wrapping.keeps_local_gradients
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name in before.keys() & slots.keys():

@@ -129,8 +129,9 @@ def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
         )
 
 
-# What torch says of a tensor that autograd has kept of a parameter whose memory is freed.
-_FREED = "out of bounds for storage of size 0"
+# What torch's operators say of a tensor that autograd has kept of a parameter whose memory is freed: views and copies,
+# and those that ask for its address, such as convolutions.
+_FREED = ("out of bounds for storage of size 0", "its data is not allocated yet")
 
 
 def watch_chosen_inputs() -> None:
@@ -156,7 +157,7 @@ def watch_chosen_inputs() -> None:
         try:
             original(*args, **kwargs)
         except RuntimeError as error:
-            if _FREED not in str(error):
+            if not any(said in str(error) for said in _FREED):
                 raise
             raise UsageError(
                 "a gradient of gradients must find the parameters that it needs, got sharded ones that the first "

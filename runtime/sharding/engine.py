@@ -22,6 +22,7 @@ from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
 from paro_advise.runtime.sharding.checks import watch_chosen_inputs
 from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
+from paro_advise.runtime.sharding.exports import watch_exports
 from paro_advise.runtime.sharding.optimizers.param_states import lead_to_shard
 from paro_advise.runtime.sharding.optimizers.parameters import owned_by_optimizer
 from paro_advise.runtime.sharding.parameters import fsdp2
@@ -232,6 +233,7 @@ class Engine:
         if self.levels.parameter == Level.N:
             self._start_replicated()
         watch_chosen_inputs()
+        watch_exports()
         # Registered last and put first: nothing may read parameters or add gradients before.
         for unit in self.units:
             hook = self._before_forward(unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from paro_advise.runtime.sharding.exchange.usage import Missing
 from paro_advise.runtime.sharding.parameters.whole import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from weakref import ref
 
     import torch
@@ -96,6 +97,26 @@ class Wrapping:
                     where=name,
                     hint="call requires_grad_() before the model is wrapped",
                 )
+
+    @contextmanager
+    def as_wrapped(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+        """Let parameters want their gradients meanwhile that did when DDP wrapped them, and that an optimizer holds.
+
+        A script that lets its layers loose one by one freezes them before the first step. What is sharded as training
+        may be frozen and let loose.
+        """
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        trained = {current(item) for group in groups for item in group["params"]} - self.frozen - self.ignored
+        names = [
+            name
+            for name, parameter in module.named_parameters()
+            if self.keeps_local_gradients and not parameter.requires_grad and parameter in trained
+        ]
+        for name in names:
+            module.get_parameter(name).requires_grad_()
+        yield
+        for name in names:
+            module.get_parameter(name).requires_grad_(requires_grad=False)
 
     def check_optimizers(self, module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Refuse an optimizer that holds parameters outside of the model that is about to be sharded, or none of it.

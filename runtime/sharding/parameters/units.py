@@ -64,7 +64,8 @@ class Slot:
                 f"{self.name} must stay the parameter that it was when the model was sharded, it was taken out of its "
                 "module",
                 where=self.name,
-                hint="prune, parametrize or replace parameters before the model is wrapped",
+                hint="prune, parametrize or replace parameters before the model is wrapped, and take masks and norms "
+                "off in a model of its own that loads the state dict",
             )
         return found
 
