@@ -29,8 +29,8 @@ def watch_exports() -> None:
 
     Sharded parameters are refused: a program would hold this rank's rows.
     """
-    torch.jit.script = _watching(torch.jit.script)
-    torch.export.export = _watching(torch.export.export)
+    for home, name in ((torch.jit, "script"), (torch.export, "export")):
+        setattr(home, name, _watching(getattr(home, name)))
 
 
 def _watching(original: Callable[_P, _R]) -> Callable[_P, _R]:
