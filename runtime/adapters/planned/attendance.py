@@ -45,8 +45,8 @@ _GO, _IN_STATE, _READ, _OF_PARAMETER = "go", " in state ", "read at ", " of para
 _NORM, LOAD, BACKWARD = "a norm of gradients", "a load of weights", "a backward pass"
 _EXCHANGE, _OF_PARTS, _AFTER_CHANGES = "exchange at ", " of parts ", " after changes "
 _READ_HINT = (
-    "take the read, or what samples by a method other than forward, out of `if rank == 0:` and only print or save there, "
-    "or choose a strategy N.."
+    "take the read, or what samples by a method other than forward, out of `if rank == 0:` and only print or save "
+    "there, or choose a strategy N.."
 )
 BACKWARD_HINT = "make it on all ranks, or on a copy of the model"
 LOAD_HINT = "load on all ranks; they may read one file"

@@ -116,7 +116,7 @@ class Wrapping:
             module.get_parameter(name).requires_grad_()
         yield
         for name in names:
-            module.get_parameter(name).requires_grad_(False)
+            module.get_parameter(name).requires_grad = False
 
     def check_optimizers(self, module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Refuse an optimizer that holds parameters outside of the model that is about to be sharded, or none of it.
