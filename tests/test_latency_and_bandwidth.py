@@ -235,3 +235,33 @@ def test_no_message_takes_less_than_the_latency_that_others_tell_of_it():
     data = pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
     gather = next(link for link in tell_latency(fit_links(data, NCCL)[0], NCCL) if link.op == "all_gather")
     assert gather.alpha_high_us <= 60.0
+
+
+def two_rings(gather_us, scatter_us):
+    """Return gathers of 1.28 MB and reduce-scatters ten times as large over 32 ranks, each of one size."""
+    rows = [("all_gather", "mixed", 32, 1_280_000, gather_us, False)] * 12
+    rows += [("reduce_scatter", "mixed", 32, 12_800_000, scatter_us, False)] * 12
+    return pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_rings_of_one_size_each_tell_together_what_neither_tells(seed):
+    """A byte takes on the wire what it takes; reducing costs bandwidth and latency, within what is allowed for."""
+    rng = np.random.default_rng(seed)
+    alpha_us, gbps = rng.uniform(50, 250), rng.uniform(40, 200)
+    of_scatter, of_gbps = rng.uniform(0.6, 1.7), rng.uniform(0.7, 1.4)
+    gather_us = alpha_us + 1_280_000 * 31 / 32 / gbps / 1e3
+    scatter_us = of_scatter * alpha_us + 12_800_000 * 31 / 32 / (of_gbps * gbps) / 1e3
+    links = {link.op: link for link in tell_latency(fit_links(two_rings(gather_us, scatter_us), NCCL)[0], NCCL)}
+    gather = links["all_gather"]
+    assert gather.alpha_low_us <= 1.001 * alpha_us
+    assert gather.alpha_high_us >= min(0.99 * gather_us, alpha_us)
+    assert (gather.alpha_high_us - gather.alpha_low_us) / gather_us < 0.5
+
+
+def test_a_gather_whose_latency_two_rings_tell_is_bound_by_it():
+    """184 us and 90 GB/s: of 198 us 93 % are latency. Alone it may have been 94 us of them, the least of NCCL's."""
+    links = tell_latency(fit_links(two_rings(198.0, 322.0), NCCL)[0], NCCL)
+    assert latency_share(links, "all_gather", "mixed", 32, 1_280_000, NCCL).low > 0.75
+    alone = fit_links(two_rings(198.0, 322.0).filter(pl.col("op") == "all_gather"), NCCL)[0]
+    assert latency_share(tell_latency(alone, NCCL), "all_gather", "mixed", 32, 1_280_000, NCCL).low < 0.5

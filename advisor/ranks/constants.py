@@ -48,6 +48,7 @@ NCCL_SLACK = 2.0  # factor either way: launches, PCIe, slow networks; assumed
 GLOO_MESSAGE_US = (20.0, 3000.0)  # us a message of gloo over TCP, cores free or shared by several ranks; assumed
 GLOO_HALVES = 2  # parts of each rank's block that a ring of gloo sends on its own (gloo, allgather.cc, allreduce.cc)
 PEER_BANDWIDTH_FACTOR = 1.6  # how far bus bandwidths of ring operations of one group differ, either way; assumed
+LEAST_LEFT = 0.5  # of a latency, less what another ring's share of it is at the most, that tells it; assumed
 PEER_LATENCY_FACTOR = 2.0  # how far latencies a message differ, either way; assumed
 SHORT_LATENCY_RANGE = (0.5, 6.0)  # latency of long messages to that of short ones: 5.2 to 5.7 by the constants above
 DEVICE_LINKS_SHARE = (0.3, 1.0)  # of the data sheet's intra-node links that long messages reach; assumed

@@ -4,10 +4,12 @@ With one size, or sizes that are alike, time = alpha + wire / busbw is one equat
 strongest first, each a range of the latency (docs/traces.md, latency and bandwidth):
 
 1. the bandwidth of another operation between the same ranks, whose sizes did tell;
-2. the latency of such an operation, or of short messages, scaled by the messages that follow each other;
-3. what the network moves at best: a device's own links by its data sheet, unless that asks for more latency than the
+2. another ring between the same ranks whose messages are several times as large, though of one size as well: two
+   equations for two unknowns;
+3. the latency of another operation, or of short messages, scaled by the messages that follow each other;
+4. what the network moves at best: a device's own links by its data sheet, unless that asks for more latency than the
    backend can have: then the bytes take another way than those links;
-4. the backend's own constants.
+5. the backend's own constants.
 
 Each narrows what the stronger ones left; one that contradicts them is not used.
 """
@@ -22,6 +24,7 @@ from paro_advise.advisor.ranks.constants import (
     GLOO_HALVES,
     GLOO_MESSAGE_US,
     IMPOSSIBLE_GBPS,
+    LEAST_LEFT,
     NCCL_BASE_US,
     NCCL_INTER_US,
     NCCL_INTRA_US,
@@ -210,6 +213,10 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
             least, most = (total - move_us * factor for factor in (PEER_BANDWIDTH_FACTOR, 1 / PEER_BANDWIDTH_FACTOR))
             pace = pace_of(link.op, link.span, link.group_size, fabric)
             yield *_whole(least, most, total, pace), LatencySource.OTHER_LINKS
+    for item in links:
+        found = None if fabric.is_gloo else _by_larger_messages(link, item)
+        if found is not None:
+            yield *found, LatencySource.OTHER_LINKS
     for item in sorted(peers, key=lambda item: (item.busbw_gbps is None, item.group_size != link.group_size)):
         count, of_peer = (messages(one.op, one.group_size, is_gloo=fabric.is_gloo) for one in (link, item))
         scale = count / of_peer
@@ -225,6 +232,30 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
         if total - move_us / share_low <= most_us:
             yield total - move_us / share_low, total - move_us / share_high, LatencySource.DATA_SHEET
     yield least_us, most_us, LatencySource.BACKEND
+
+
+def _by_larger_messages(link: Link, other: Link) -> tuple[float, float] | None:
+    """Return the range of a latency (us) by what another ring over the same ranks takes for messages of another size.
+
+    Neither's own sizes tell. Both together do: t1 = a + w1 s and t2 = f c a + w2 s / k, where s is the time of a byte
+    on the wire, c the ratio of their messages that follow each other, and f and k are how far their latencies a
+    message and their bandwidths may differ. None where the other's messages are too small for this to tell much.
+    """
+    is_ring = link.op in _RINGS and other.op in _RINGS and link.op != other.op
+    same = (link.span, link.group_size, link.num_nodes) == (other.span, other.group_size, other.num_nodes)
+    if not (is_ring and same and _is_open(link) and _is_open(other)) or link.is_lower_bound or other.is_lower_bound:
+        return None
+    first, second = (one.typical_bytes * bus_factor(one.op, one.group_size) for one in (link, other))
+    count, of_other = (messages(one.op, one.group_size, is_gloo=False) for one in (link, other))
+    found = []
+    for latency in (1 / PEER_LATENCY_FACTOR, PEER_LATENCY_FACTOR):
+        for bandwidth in (1 / PEER_BANDWIDTH_FACTOR, PEER_BANDWIDTH_FACTOR):
+            of_bytes = first / second * bandwidth
+            left = 1 - of_bytes * latency * of_other / count
+            if left < LEAST_LEFT:
+                return None
+            found.append(((link.typical_us or 0.0) - of_bytes * (other.typical_us or 0.0)) / left)
+    return min(found), max(found)
 
 
 def _send_factor(link: Link, fabric: Fabric) -> float:
