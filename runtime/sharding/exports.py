@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -55,7 +55,7 @@ def _watching(original: Callable[_P, _R]) -> Callable[_P, _R]:
     return made
 
 
-def _is_ours(hook: Any) -> bool:  # Any: whatever a script registers
+def _is_ours(hook: object) -> bool:
     return str(getattr(getattr(hook, "func", hook), "__module__", "")).partition(".")[0] == _PACKAGE
 
 
