@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from conftest import DATA
 from helpers import analyze, write_run
 from test_stragglers import ring_run
 from trace_builder import TraceBuilder
@@ -128,3 +131,12 @@ def test_what_others_of_its_node_cost_is_no_ranks(late, named, steps_late, tmp_p
     for straggler in found.stragglers:
         assert straggler.share_of_steps == steps_late / STEPS
         assert straggler.lateness_us == pytest.approx(steps_late / STEPS * 3000.0, rel=0.02)
+
+
+def test_transfers_that_share_links_are_not_slow_ones():
+    """Gathers and reductions of two queues: each is as slow as both together, and alone it takes its share of that."""
+    found = analyze(DATA / "nccl_like/fsdp2-inter-bw")
+    alone_us = step_parts(found, 0.0, is_gpu=True, own_way=False).transfer_us
+    assert found.efficiency.concurrent == pytest.approx({"inter": 1.0}, rel=0.01)
+    sharing = replace(found, efficiency=replace(found.efficiency, concurrent={"inter": 2.0}))
+    assert step_parts(sharing, 0.0, is_gpu=True, own_way=False).transfer_us == pytest.approx(alone_us / 2, rel=0.01)

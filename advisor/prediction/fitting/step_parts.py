@@ -20,6 +20,8 @@ from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.core.span import GroupSpan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paro_advise.advisor.analysis.model import Analysis
 
 
@@ -80,7 +82,8 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     many = [_at_once(analysis, name) if is_gpu else 1.0 for name in names if name in states and states[name].count]
     transfer = None
     if all(us is not None for us in known):
-        transfer = once * sum((us or 0.0) * at_once for us, at_once in zip(known, many, strict=True))
+        transfer = sum((us or 0.0) * at_once for us, at_once in zip(known, many, strict=True))
+        transfer *= _alone_share(analysis, names) if is_gpu else once
     each_us = wait / calls if calls else 0.0
     # On a CPU times of operators hold what they waited for cores, of which passes have unequal parts.
     launched = _launched(analysis) if is_gpu else (0.0, None)
@@ -195,6 +198,21 @@ def _at_once(analysis: Analysis, state: str) -> float:
         return 1.0
     alone = sum(entry.count * (entry.p50_us or 0.0) for entry in entries)
     return max(1.0, alone / (analysis.states[state].total_us or math.inf))
+
+
+def _alone_share(analysis: Analysis, names: Sequence[str]) -> float:
+    """Return what collectives of some states would take alone, as a share of what they took.
+
+    Those that share the links of a tier are each as slow as all of them together (``Efficiency.concurrent``).
+    """
+    took = {True: 0.0, False: 0.0}
+    for entry in analysis.collectives:
+        if entry.state in names:
+            took[entry.span == GroupSpan.INTRA] += entry.count * (entry.p50_us or 0.0)
+    known = analysis.efficiency.concurrent
+    at_once = {is_intra: known.get(tier, 1.0) for is_intra, tier in ((True, "intra"), (False, "inter"))}
+    alone = sum(us / at_once[is_intra] for is_intra, us in took.items())
+    return alone / sum(took.values()) if any(took.values()) else 1.0
 
 
 def _stalled_us(analysis: Analysis) -> float:
