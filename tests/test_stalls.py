@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from helpers import analyze, write_run
+from helpers import analyze, gathered, write_run
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.model import StepTime
+from paro_advise.advisor.cli import run
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+from paro_advise.advisor.timelines.of_run import timeline_of
 
 STALL_US, WORLD, STEPS = 6000.0, 4, 6
 
@@ -113,3 +117,16 @@ def test_waiting_for_another_late_rank_in_each_step_is_what_no_strategy_changes(
     made = calibrate(analysis)
     assert made.late_us == pytest.approx(0.75 * pause_us, rel=0.02)
     assert made.wait_us == pytest.approx(usual.wait_us, abs=0.02 * pause_us)
+
+
+def test_a_step_that_stalled_is_not_drawn_and_can_be_cut_out(tmp_path):
+    """The longest step of all is what a slice shows."""
+    analysis = run_with_a_stall(tmp_path / "stall", {2})
+    assert analysis.run.steps_left_out == ("ProfilerStep#8",)
+    drawn = timeline_of(analysis, gathered(tmp_path / "stall").facts)
+    usual = [f"ProfilerStep#{number}" for number in (5, 6, 7, 9, 10)]
+    assert set(drawn.steps) <= set(usual)
+    assert {step.step for step in drawn.shown} <= set(usual)
+    assert run(["slice", str(tmp_path / "stall"), "-o", str(tmp_path / "longest.json")]) == 0
+    events = json.loads((tmp_path / "longest.json").read_bytes())["traceEvents"]
+    assert "ProfilerStep#8" in {event["name"] for event in events}

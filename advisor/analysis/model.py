@@ -94,6 +94,7 @@ class RunEntry:
     ranks_follow: bool | None = None  # since 1.2; ranks of a node follow each other; None when nothing tells
     data_parallel_ranks: int | None = None  # since 1.2; that share the data; None when the world size is unknown
     unit_bytes: tuple[int, ...] = ()  # since 1.2; sent in one pass, in the order of forward; () where none shows
+    steps_left_out: tuple[str, ...] = ()  # since 1.2; labels of steps that are no usual ones, as those that stalled
     copies_buckets: bool = False  # since 1.2; DDP holds its buckets beside the gradients, which it copies out of them
 
     @property

@@ -355,6 +355,7 @@ def run_entry(
         nccl_version=first(header.nccl_version for header in headers),
         metadata=_remarks(run),
         framework_is_guessed=_is_guessed(run),
+        steps_left_out=run.left_out,
         copies_buckets=any(header.copies_buckets for header in headers),
         computes_16_bit=next(
             (item for item in (header.computes_16_bit for header in headers) if item is not None), None

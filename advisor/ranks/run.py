@@ -39,7 +39,8 @@ class Run:
         missing: ranks of the world without a timed input.
         untimed_ranks: ranks that logs and dumps name.
         framework: as most ranks say.
-        stalls: steps that are left out, None for none.
+        stalls: steps that are left out because they stalled, None for none.
+        left_out: labels of all steps that are, but for warm-up.
     """
 
     timed: tuple[tuple[int, Source], ...]
@@ -50,6 +51,7 @@ class Run:
     framework: Framework
     notices: tuple[Notice, ...]
     stalls: Stalls | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def steps(self) -> tuple[StepFacts, ...]:
@@ -83,12 +85,13 @@ class Run:
         return self.world_size is not None and len(self.timed) >= self.world_size
 
 
-def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
+def assemble_run(sources: Sequence[Source], skip_steps: int = 0, *, keeps_all: bool = False) -> Run:
     """Sort inputs into ranks.
 
     Args:
         sources: all usable inputs, in order of path.
         skip_steps: warm-up steps to leave out at the start of each rank.
+        keeps_all: steps stay that are not usual ones.
     """
     job, job_notices = choose_job(sources)
     notices = [*job_notices]
@@ -99,8 +102,10 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         raise UsageError(f"--skip-steps must leave a step, the traces hold {most_steps} at most, got {skip_steps}")
     if skip_steps:
         timed = [(rank, _without_warmup(item, skip_steps)) for rank, item in timed]
-    timed, fuller = without_fuller_steps(timed)
-    timed, stalled = without_stalled_steps(timed)
+    recorded = _labels(timed)
+    timed, fuller = (timed, ()) if keeps_all else without_fuller_steps(timed)
+    timed, stalled = (timed, None) if keeps_all else without_stalled_steps(timed)
+    kept = _labels(timed)
     world, assumed = _world_size([item for _, item in timed] or list(untimed), timed)
     notices += (*fuller, *stall_notices(stalled), *assumed)
     missing = tuple(sorted(set(range(world or 0)) - {rank for rank, _ in timed})) if timed else ()
@@ -126,7 +131,13 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         framework=min(frameworks, key=lambda name: (-frameworks[name], name), default=Framework.UNKNOWN),
         notices=tuple(notices),
         stalls=stalled,
+        left_out=tuple(label for label in recorded if label not in kept),
     )
+
+
+def _labels(timed: Sequence[tuple[int, Source]]) -> dict[str, None]:
+    """Return the labels of all steps, in order, without doubles."""
+    return dict.fromkeys(step.label for _, item in timed for step in item.steps)
 
 
 def _drop_copies(untimed: Sequence[Source], notices: list[Notice]) -> tuple[Source, ...]:

@@ -87,7 +87,7 @@ def merge_ranks(
         InputError: no trace times a step.
         UsageError: there is no such step.
     """
-    run = assemble_run([decode(item) for item in facts])
+    run = assemble_run([decode(item) for item in facts], keeps_all=True)
     aligned = align_as_logged(run, captured)
     if aligned is None or not run.steps:
         raise InputError("a merged slice must be cut from traces with steps, got none")

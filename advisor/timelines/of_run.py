@@ -9,7 +9,7 @@ import numpy as np
 
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.stack_join import join_stacks
-from paro_advise.advisor.ranks.usual_steps import without_fuller_steps
+from paro_advise.advisor.ranks.usual_steps import without_labels
 from paro_advise.advisor.timelines.constants import EXTREMES, LANE_BOXES, MAX_RANKS, MAX_STEPS, TOLD_WAIT
 from paro_advise.advisor.timelines.model import RankStep, Timeline, TimelineBox
 
@@ -43,8 +43,8 @@ def timeline_of(analysis: Analysis, facts: Sequence[RankFacts]) -> Timeline | No
         return None
     chosen = _choose_ranks(analysis, [entries[rank] for rank in sorted(of_rank)])
     dumps = [item for item in facts if not item.has_events and item.header.rank in chosen]
-    usual, _ = without_fuller_steps([(rank, decode(of_rank[rank])) for rank in chosen])
-    traces = [_drop_skipped(source, entries[rank].num_steps) for rank, source in usual]
+    usual = {rank: without_labels(decode(of_rank[rank]), analysis.run.steps_left_out) for rank in chosen}
+    traces = [_drop_skipped(source, entries[rank].num_steps) for rank, source in usual.items()]
     joined, _ = join_stacks([*traces, *(decode(item) for item in dumps)])
     sources = dict(zip(chosen, joined, strict=False))
     labels = _labels(sources)
