@@ -67,9 +67,15 @@ def findings(analysis: Analysis, lateness: Lateness, hidden_by_prefetch_us: floa
     ]
     rank = {APPLIES: 0, NOT_JUDGED: 1, DOES_NOT_APPLY: 2}
     # Healing a late rank saves what no change of the job does; it stands where that much would.
-    weight = {"PARO030": sum(item.lateness_us for item in lateness.stragglers) or lateness.once_us}
+    late_us = sum(item.lateness_us for item in lateness.stragglers) or lateness.once_us
+    weight = {("PARO030", APPLIES): late_us}
     return sorted(
-        found, key=lambda item: (rank[item.status], -(item.saving_us or weight.get(item.code, 0.0)), item.code)
+        found,
+        key=lambda item: (
+            rank[item.status],
+            -(item.saving_us or weight.get((item.code, item.status), 0.0)),
+            item.code,
+        ),
     )
 
 
