@@ -75,7 +75,7 @@ def test_the_ranks_that_torch_records_tell_waiting_from_transfer(tmp_path):
 
 @pytest.mark.parametrize(
     ("slow", "named"),
-    [({3}, "slowest stage of the pipeline (rank 3 compute 6.8 ms, most others 4 ms)"), ({2, 3}, "a slower stage or")],
+    [({3}, "slowest stage of the pipeline (rank 3 computes 6.8 ms, most others 4 ms)"), ({2, 3}, "a slower stage or")],
     ids=["one of four", "half of all"],
 )
 def test_a_stage_whose_passes_compute_longer_than_the_others_is_named(slow, named, tmp_path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from helpers import analyze, gathered, write_run
 from trace_builder import fsdp_rank
 
-from paro_advise.advisor.analysis.model import StepTime
+from paro_advise.advisor.analysis.build import build_analysis
+from paro_advise.advisor.analysis.model import Options, StepTime
 from paro_advise.advisor.cli import run
+from paro_advise.advisor.comparison.compare import compare
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.timelines.of_run import timeline_of
 
@@ -130,3 +133,50 @@ def test_a_step_that_stalled_is_not_drawn_and_can_be_cut_out(tmp_path):
     assert run(["slice", str(tmp_path / "stall"), "-o", str(tmp_path / "longest.json")]) == 0
     events = json.loads((tmp_path / "longest.json").read_bytes())["traceEvents"]
     assert "ProfilerStep#8" in {event["name"] for event in events}
+
+
+def test_steps_that_stall_again_and_again_stay(tmp_path):
+    """What comes back costs the run as much as it takes: two of eight steps."""
+    traces = []
+    for rank in range(WORLD):
+        trace = fsdp_rank(rank, WORLD, steps=8)
+        for step in (6, 2):
+            stalled(trace, 1000.0 * step + 100, STALL_US)
+        traces.append(trace)
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert (analysis.run.num_steps, analysis.run.steps_left_out) == (8, ())
+    assert analysis.breakdown_us.step_us == pytest.approx(1000.0 + 2 * STALL_US / 8, rel=0.01)
+    assert "2 of 8 steps stalled and hold" in analysis.verdict.text
+
+
+def test_a_step_stays_that_is_the_only_one_of_a_rank(tmp_path):
+    """Left out of the others' figures alone it would be all of that rank's, and of the means."""
+    folder = tmp_path / "stall"
+    run_with_a_stall(folder, set(range(WORLD)))
+    path = folder / "rank3.json"
+    data = json.loads(path.read_bytes())
+    marks = [event for event in data["traceEvents"] if str(event.get("name")).startswith("ProfilerStep")]
+    low, high = (marks[3]["ts"], marks[3]["ts"] + marks[3]["dur"])
+    data["traceEvents"] = [event for event in data["traceEvents"] if "dur" not in event or low <= event["ts"] < high]
+    path.write_text(json.dumps(data))
+    analysis = analyze(folder)
+    assert analysis.run.steps_left_out == ()
+    assert max(analysis.step_time_us.values) == pytest.approx(1000.0 + STALL_US, rel=0.01)
+
+
+def test_the_one_step_of_many_that_updates_did_not_stall(tmp_path):
+    """Where steps as marked are micro-batches the optimizer's step is in one of them."""
+    folder = tmp_path / "run"
+    run_with_a_stall(folder, set(range(WORLD)))
+    found = gathered(folder)
+    kept = build_analysis([replace(item, num_updates=0) for item in found.facts], found.notices, Options())
+    assert kept.run.steps_left_out == ()
+    assert build_analysis(found.facts, found.notices, Options()).run.steps_left_out == ("ProfilerStep#8",)
+
+
+def test_a_comparison_counts_what_a_stall_took(tmp_path):
+    """Six steps of 1 ms each against five, and one of 7 ms: half of the work in the same time."""
+    usual = analyze(write_run(tmp_path / "usual", [fsdp_rank(rank, WORLD, steps=STEPS) for rank in range(WORLD)]))
+    found = compare(usual, run_with_a_stall(tmp_path / "stall", set(range(WORLD))), None)
+    (throughput,) = [item for item in found.metrics if item.name == "throughput"]
+    assert throughput.after / throughput.before == pytest.approx(0.5, rel=0.02)

@@ -109,6 +109,7 @@ class StepTime:
 
     Attributes:
         computing: since 1.2; what devices computed in each, us; () where that is not known.
+        left_out: since 1.2; of steps that stalled, which no other figure holds, us.
     """
 
     median: float | None
@@ -116,6 +117,7 @@ class StepTime:
     p95: float | None
     values: tuple[float, ...]
     computing: tuple[float, ...] = ()
+    left_out: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, values: Sequence[float], computing: Sequence[float] = ()) -> StepTime:
@@ -126,6 +128,11 @@ class StepTime:
             return cls(median=None, p5=None, p95=None, values=())
         low, middle, high = (float(np.percentile(values, share)) for share in (5, 50, 95))
         return cls(median=middle, p5=low, p95=high, values=tuple(values), computing=tuple(computing))
+
+    @property
+    def recorded(self) -> tuple[float, ...]:
+        """Return the times of all steps, those that stalled as well, us."""
+        return (*self.values, *self.left_out)
 
     @property
     def has_stalls(self) -> bool:

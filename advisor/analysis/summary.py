@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -47,7 +48,8 @@ def step_time(run: Run) -> StepTime:
     for step in run.steps:
         per_step.setdefault(step.label, []).append((step.wall_us, step.compute_us))
     means = [np.mean(found, axis=0).tolist() for found in per_step.values()]
-    return StepTime.of([wall for wall, _ in means], [computing for _, computing in means])
+    found = StepTime.of([wall for wall, _ in means], [computing for _, computing in means])
+    return replace(found, left_out=(run.stall.wall_us,)) if run.stall else found
 
 
 def breakdown(run: Run) -> Breakdown:

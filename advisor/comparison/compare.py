@@ -144,7 +144,7 @@ def _sides(before: Analysis, after: Analysis) -> tuple[tuple[Side, Side], bool]:
     """
     first, second = _timed(before), _timed(after)
     if not (first and second):
-        profiled = [tuple(time for time in run.step_time_us.values if time > 0) for run in (before, after)]
+        profiled = [tuple(time for time in run.step_time_us.recorded if time > 0) for run in (before, after)]
         return (_side(before, profiled[0], "profiled"), _side(after, profiled[1], "profiled")), False
     common = sorted(set(first) & set(second))
     paired = len(common) >= MIN_SAMPLES and 2 * len(common) >= max(len(first), len(second))

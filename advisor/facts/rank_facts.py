@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import EventTables, HostSpan, ParsedSource, SourceHeader
 
 _OPTIMIZER = "Optimizer.step#"
-# Kernels of backward passes and optimizers, as torch, FlashAttention, cuDNN and Apex name them; dgrad is none, of which
-# transposed convolutions consist in forward.
-_TRAINING_KERNEL = re.compile(r"backward|bwd|wgrad|_grad_(?:input|weight)|adam|lamb(?!da)|_?sgd_", re.IGNORECASE)
+# Kernels of backward passes and optimizers, as torch, FlashAttention, cuDNN and Apex name them. Neither dgrad nor
+# MIOpen's igemm_bwd is one: transposed convolutions consist of them in forward.
+_TRAINING_KERNEL = re.compile(
+    r"backward|(?<!igemm_)bwd|wgrad|_grad_(?:input|weight)|adam|lambstage|sgd_", re.IGNORECASE
+)
 # What FSDP2 copies on compute's stream (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, torch 2.13): gathered
 # parameters to where the model computes with them, and gradients into the input of their reduction.
 _COPIES = ("split_with_sizes_copy", "chunk_cat")
@@ -104,9 +106,9 @@ def _trains(parsed: ParsedSource, table: pl.DataFrame) -> bool | None:
     ran = events.device["name"].unique().to_list()
     if any(_TRAINING_KERNEL.search(events.names[code]) for code in ran):
         return True
-    if events.trains is None or any(notice.code == REPLAYED_CODE for notice in parsed.notices):
-        return None
-    return bool((table["op"] == Op.REDUCE_SCATTER.value).any())
+    if events.trains is None or (table["op"] == Op.REDUCE_SCATTER.value).any():
+        return None if events.trains is None else True
+    return None if any(notice.code == REPLAYED_CODE for notice in parsed.notices) else False
 
 
 def _lag_us(events: EventTables) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from paro_advise.advisor.facts.model import LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.ranks.jobs import choose_job
-from paro_advise.advisor.ranks.stalled_steps import stall_notices, without_stalled_steps
+from paro_advise.advisor.ranks.stalled_steps import stall_notices, without_stalled_step
 from paro_advise.advisor.ranks.usual_steps import without_fuller_steps
 from paro_advise.advisor.wording.quantities import number_ranges
 from paro_advise.core.framework import Framework
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.facts.model import StepFacts
     from paro_advise.advisor.ranks.source import Source
-    from paro_advise.advisor.ranks.stalled_steps import Stalls
+    from paro_advise.advisor.ranks.stalled_steps import Stall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Run:
         missing: ranks of the world without a timed input.
         untimed_ranks: ranks that logs and dumps name.
         framework: as most ranks say.
-        stalls: steps that are left out because they stalled, None for none.
+        stall: the step that is left out because it stalled, None for none.
         left_out: labels of all steps that are, but for warm-up.
     """
 
@@ -50,7 +50,7 @@ class Run:
     untimed_ranks: tuple[int, ...]
     framework: Framework
     notices: tuple[Notice, ...]
-    stalls: Stalls | None = None
+    stall: Stall | None = None
     left_out: tuple[str, ...] = ()
 
     @property
@@ -104,7 +104,7 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0, *, keeps_all: b
         timed = [(rank, _without_warmup(item, skip_steps)) for rank, item in timed]
     recorded = _labels(timed)
     timed, fuller = (timed, ()) if keeps_all else without_fuller_steps(timed)
-    timed, stalled = (timed, None) if keeps_all else without_stalled_steps(timed)
+    timed, stalled = (timed, None) if keeps_all else without_stalled_step(timed)
     kept = _labels(timed)
     world, assumed = _world_size([item for _, item in timed] or list(untimed), timed)
     notices += (*fuller, *stall_notices(stalled), *assumed)
@@ -130,7 +130,7 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0, *, keeps_all: b
         untimed_ranks=untimed_ranks,
         framework=min(frameworks, key=lambda name: (-frameworks[name], name), default=Framework.UNKNOWN),
         notices=tuple(notices),
-        stalls=stalled,
+        stall=stalled,
         left_out=tuple(label for label in recorded if label not in kept),
     )
 

@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 STALLED_CODE = "Q310"
 
 
-class Stalls(NamedTuple):
-    """Steps that stalled and are left out.
+class Stall(NamedTuple):
+    """A step that stalled and is left out.
 
     Attributes:
-        num, num_steps: of how many.
-        longest_us: of their times, beyond the median; mean over ranks.
-        while_what: what held them, in words.
+        num_steps: with it.
+        wall_us: its time; mean over ranks.
+        beyond_us: of that, what it took beyond the median.
+        while_what: what held it, in words.
     """
 
-    num: int
     num_steps: int
-    longest_us: float
+    wall_us: float
+    beyond_us: float
     while_what: str
 
     @property
     def text(self) -> str:
-        """Return them as a clause."""
-        are, most = ("are", " at the most") if self.num > 1 else ("is", "")
+        """Return it as a clause."""
         return (
-            f"{self.num} of {self.num_steps} steps stalled for {time_text(self.longest_us)}{most} while "
-            f"{self.while_what}, and {are} left out: all figures are of the others"
+            f"1 of {self.num_steps} steps stalled for {time_text(self.beyond_us)} while {self.while_what}, and is left "
+            "out: all figures are of the others"
         )
 
 
@@ -76,11 +76,12 @@ def stalls(walls: Sequence[float], computing: Sequence[float] = ()) -> dict[int,
     return beyond
 
 
-def without_stalled_steps(timed: Sequence[tuple[int, Source]]) -> tuple[list[tuple[int, Source]], Stalls | None]:
-    """Leave out steps that stalled: means would be mostly of the stalls.
+def without_stalled_step(timed: Sequence[tuple[int, Source]]) -> tuple[list[tuple[int, Source]], Stall | None]:
+    """Leave out the one step that stalled: means would be mostly of the stall.
 
-    Those stay in which every rank with a trace communicates for most of the stall: a link that others use is slow then,
-    or a rank without a trace is late.
+    Several may come back as long as the run lasts, and stay; so does one in which every rank with a trace communicates
+    for most of the stall: a link that others use is slow then, or a rank without a trace is late. Where many steps as
+    marked hold no update, the one that does is no stall.
 
     Args:
         timed: (rank, source) as in Run.
@@ -91,35 +92,28 @@ def without_stalled_steps(timed: Sequence[tuple[int, Source]]) -> tuple[list[tup
             of_step[step.label][rank] = step
     labels = list(of_step)
     walls, computing = (_means(of_step, name) for name in ("wall_us", "compute_us"))
-    usual = {
-        rank: float(np.median([step.exposed_communication_us for step in item.steps]))
-        for rank, item in timed
-        if item.steps
-    }
-    beyond, held_by = dict[str, float](), set[int]()
-    for place, us in stalls(walls, computing).items():
-        ranks = {
-            rank
-            for rank, step in of_step[labels[place]].items()
-            if step.exposed_communication_us - usual[rank] < STALL_HELD_SHARE * us
-        }
-        if ranks:
-            beyond[labels[place]] = us
-            held_by |= ranks
-    if not beyond:
+    found = stalls(walls, computing)
+    if len(found) != 1 or any(item.facts.num_updates == 0 for _, item in timed):
         return list(timed), None
-    stalled = [step for label in beyond for step in of_step[label].values()]
-    most_us = STALL_HELD_SHARE * sum(us * len(of_step[label]) for label, us in beyond.items())
-    found = Stalls(
-        num=len(beyond),
+    ((place, beyond_us),) = found.items()
+    steps = of_step[labels[place]]
+    others = {rank: [step for step in item.steps if step.label != labels[place]] for rank, item in timed}
+    most_us = STALL_HELD_SHARE * beyond_us
+    held_by = [
+        rank for rank, step in steps.items() if _beyond(step, others[rank], "exposed_communication_us") < most_us
+    ]
+    if not held_by or not all(others.values()):
+        return list(timed), None
+    stall = Stall(
         num_steps=len(labels),
-        longest_us=max(beyond.values()),
-        while_what=_while_what(stalled, most_us) if len(held_by) == len(timed) else _who(sorted(held_by)),
+        wall_us=walls[place],
+        beyond_us=beyond_us,
+        while_what=_while_what(steps, others, most_us) if len(held_by) == len(steps) else _who(sorted(held_by)),
     )
-    return [(rank, without_labels(item, beyond)) for rank, item in timed], found
+    return [(rank, without_labels(item, {labels[place]})) for rank, item in timed], stall
 
 
-def stall_notices(found: Stalls | None) -> tuple[Notice, ...]:
+def stall_notices(found: Stall | None) -> tuple[Notice, ...]:
     """Say what is left out."""
     if found is None:
         return ()
@@ -131,15 +125,24 @@ def _means(of_step: Mapping[str, Mapping[int, StepFacts]], name: str) -> list[fl
     return [float(np.mean([getattr(step, name) for step in of_ranks.values()])) for of_ranks in of_step.values()]
 
 
+def _beyond(step: StepFacts, others: Sequence[StepFacts], name: str) -> float:
+    """Return what a part of a step takes beyond the rank's other ones (us)."""
+    usual = float(np.median([getattr(other, name) for other in others])) if others else 0.0
+    return float(getattr(step, name)) - usual
+
+
 def _who(held_by: Sequence[int]) -> str:
     """Return that some ranks held the others up, in words."""
     return f"{'ranks' if len(held_by) > 1 else 'rank'} {number_ranges(held_by)} did not communicate, but others did"
 
 
-def _while_what(stalled: Sequence[StepFacts], most_us: float) -> str:
-    """Return what took more of stalls than a time (us), in words."""
-    if sum(step.idle_loading_us for step in stalled) > most_us:
-        return "the DataLoader held the training thread"
-    if sum(step.other_us for step in stalled) > most_us:
-        return "devices only copied memory"
-    return "devices idled" if sum(step.idle_us for step in stalled) > most_us else "devices did not communicate"
+def _while_what(steps: Mapping[int, StepFacts], others: Mapping[int, Sequence[StepFacts]], most_us: float) -> str:
+    """Return which part of a step took more than so long (us) beyond its usual time, in words."""
+    for name, what in (
+        ("idle_loading_us", "the DataLoader held the training thread"),
+        ("other_us", "devices only copied memory"),
+        ("idle_us", "devices idled"),
+    ):
+        if float(np.mean([_beyond(step, others[rank], name) for rank, step in steps.items()])) > most_us:
+            return what
+    return "devices did not communicate"

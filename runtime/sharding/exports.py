@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,10 +14,10 @@ from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+    from paro_advise.runtime.torch_types import AnyFunction
+
 _WATCHED = "_paro_watched"
 _PACKAGE = __name__.partition(".")[0]
 # Where modules keep hooks around forward, which TorchScript compiles and export traces.
@@ -29,30 +29,31 @@ def watch_exports() -> None:
 
     Sharded parameters are refused: a program would hold this rank's rows.
     """
-    for home, name in ((torch.jit, "script"), (torch.export, "export")):
-        setattr(home, name, _watching(getattr(home, name)))
+    for home, name, watching in ((torch.jit, "script", _scripting), (torch.export, "export", _exporting)):
+        original = getattr(home, name)
+        if not hasattr(original, _WATCHED):
+            made = watching(original)
+            setattr(made, _WATCHED, True)
+            setattr(home, name, made)
 
 
-def _watching(original: Callable[_P, _R]) -> Callable[_P, _R]:
-    if hasattr(original, _WATCHED):
-        return original
-
+def _scripting(original: AnyFunction) -> AnyFunction:
     @functools.wraps(original)
-    def made(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        model = args[0] if args else None
-        if not isinstance(model, nn.Module) or not any(map(_holds_ours, model.modules())):
-            return original(*args, **kwargs)
-        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-            raise UsageError(
-                f"a program must be made of a model whose parameters are whole, got {original.__name__} of one whose "
-                "parameters are sharded",
-                hint="load the state dict into a model of its own, or make it of a copy.deepcopy() of the model",
-            )
-        with _bare(model):
-            return original(*args, **kwargs)
+    def script(obj: object, optimize: object = None, _frames_up: int = 0, *args: object, **kwargs: object) -> object:
+        with _bare(obj, "torch.jit.script"):
+            # It looks names up where it is called, which is a frame further up.
+            return original(obj, optimize, _frames_up + 1, *args, **kwargs)
 
-    setattr(made, _WATCHED, True)
-    return made
+    return script
+
+
+def _exporting(original: AnyFunction) -> AnyFunction:
+    @functools.wraps(original)
+    def export(mod: object, *args: object, **kwargs: object) -> object:
+        with _bare(mod, "torch.export.export"):
+            return original(mod, *args, **kwargs)
+
+    return export
 
 
 def _is_ours(hook: object) -> bool:
@@ -64,8 +65,21 @@ def _holds_ours(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _bare(model: nn.Module) -> Iterator[None]:
-    """Take our hooks, and gradients, from a model meanwhile; nothing of either belongs to a program."""
+def _bare(model: object, maker: str) -> Iterator[None]:
+    """Take our hooks, and gradients, from a model meanwhile; nothing of either belongs to a program.
+
+    Raises:
+        UsageError: its parameters are sharded.
+    """
+    if not isinstance(model, nn.Module) or not any(map(_holds_ours, model.modules())):
+        yield
+        return
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise UsageError(
+            f"a program must be made of a model whose parameters are whole, got {maker} of one whose parameters are "
+            "sharded",
+            hint="load the state dict into a model of its own, or make it of a copy.deepcopy() of the model",
+        )
     kept = [(module.__dict__, name, module.__dict__[name]) for module in model.modules() for name in _REGISTRIES]
     gradients = [(parameter, gradient_of(parameter)) for parameter in model.parameters()]
     try:

@@ -6,8 +6,6 @@ MAKER: script (TorchScript) or export (``torch.export``). Rank 0 makes it alone.
 gradient of a convolution's output with respect to its input.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -18,10 +16,19 @@ from torch import nn
 SHAPE = (4, 2, 6)
 
 
+Count = int
+
+
+class Pair:
+    def __init__(self, first: Count, second: int) -> None:
+        self.first: int = first
+        self.second: int = second
+
+
 def program_of(maker, model, inputs):
     if maker == "script":
-        return torch.jit.script(model)
-    return torch.export.export(model, (inputs,)).module()
+        return torch.jit.script(obj=model)
+    return torch.export.export(mod=model, args=(inputs,)).module()
 
 
 def main():
@@ -43,6 +50,8 @@ def main():
         loss.backward()
         optimizer.step()
     gradient = model[0].weight.grad.sum().item()
+    first = torch.jit.script(Pair)(1, 2).first  # a class whose names are looked up where it is scripted
+    assert first == 1
     if rank == 0:
         model.eval()
         inputs = torch.ones(SHAPE)

@@ -17,6 +17,7 @@ from paro_advise.core.model_state import State
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.judgement.step_evidence import StepEvidence
 
+MOSTLY_COMPUTE = "Mostly compute"
 _HEADLINE = {
     Regime.BANDWIDTH_INTER: "Inter-node bandwidth bound:",
     Regime.BANDWIDTH_INTRA: "Intra-node bandwidth bound:",
@@ -41,11 +42,11 @@ def headline_of(regime: Regime, state: State, evidence: StepEvidence) -> str:
     headline = _HEADLINE[regime]
     if state == State.OTHER and evidence.exchange is not None:
         headline = _EXCHANGES.get((regime, evidence.exchange), _EXCHANGES.get((regime, ""), headline))
-        if evidence.slow_stage:
+        if evidence.slow_stage and regime in (Regime.STRAGGLER, Regime.UNKNOWN):
             headline = f"Bound by the slowest stage of the pipeline ({evidence.slow_stage}):"
     share = evidence.compute_us / evidence.step_time_us
     if share >= MOSTLY_SHARE and evidence.exposed_us < MOSTLY_SHARE * evidence.compute_us:
-        headline = f"Mostly compute ({share:.0%} of the step); beside it {headline[:1].lower()}{headline[1:]}"
+        headline = f"{MOSTLY_COMPUTE} ({share:.0%} of the step); beside it {headline[:1].lower()}{headline[1:]}"
     if regime not in (Regime.STRAGGLER, Regime.HIDDEN) and not evidence.sees_all_ranks:
         return headline.rstrip(":") + f" (or {UNSEEN}):"
     return headline

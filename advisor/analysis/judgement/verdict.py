@@ -17,7 +17,7 @@ from paro_advise.advisor.analysis.constants import (
     SLOW_STAGE_RATIO,
     WAIT_SHARE,
 )
-from paro_advise.advisor.analysis.judgement.headlines import CASES, case_of, headline_of
+from paro_advise.advisor.analysis.judgement.headlines import CASES, MOSTLY_COMPUTE, case_of, headline_of
 from paro_advise.advisor.analysis.judgement.operations import operations_name, operations_text
 from paro_advise.advisor.analysis.judgement.step_evidence import StepEvidence
 from paro_advise.advisor.analysis.model import VerdictEntry
@@ -79,7 +79,7 @@ def verdict_entry(
         else:
             text += f" {who.capitalize()} {are} ({cause}): {waits}."
     elif slow_groups:
-        verdict = _with_slow_link(verdict, slow_groups[0], parts.exposed_communication or 0.0)
+        verdict = _with_slow_link(verdict, slow_groups[0], run, parts.exposed_communication or 0.0)
         text = verdict.text
     return VerdictEntry(
         regime=verdict.regime.value,
@@ -90,14 +90,20 @@ def verdict_entry(
     )
 
 
-def _with_slow_link(verdict: StepVerdict, slow: SlowGroup, exposed_us: float) -> StepVerdict:
-    """Return a verdict that names the slow links of some ranks, first where most of what is exposed is their excess."""
-    if not verdict.limiting_state or slow.excess_us < WAIT_SHARE * exposed_us:
+def _with_slow_link(verdict: StepVerdict, slow: SlowGroup, run: Run, exposed_us: float) -> StepVerdict:
+    """Return a verdict that names the slow links of some ranks, first where most of what is exposed is their excess.
+
+    These expose most of it themselves then; of what they hide nothing is gained.
+    """
+    own = [step.exposed_communication_us for rank, item in run.timed if rank in slow.ranks for step in item.steps]
+    is_exposed = bool(own) and sum(own) / len(own) >= WAIT_SHARE * slow.excess_us
+    is_most = verdict.limiting_state and slow.excess_us >= WAIT_SHARE * exposed_us
+    if not (is_exposed and is_most) or verdict.text.startswith(MOSTLY_COMPUTE):
         return replace(verdict, text=f"{verdict.text} {slow.text[:1].upper()}{slow.text[1:]}.")
     waits = "Other ranks wait for that. " if verdict.regime == Regime.STRAGGLER else ""
     regime = {GroupSpan.INTER: Regime.BANDWIDTH_INTER, GroupSpan.INTRA: Regime.BANDWIDTH_INTRA}.get(slow.span)
     text = _with_headline(verdict.text, f"Slow link: {slow.text}. {waits}")
-    return replace(verdict, regime=regime or verdict.regime, text=text)
+    return replace(verdict, regime=regime or verdict.regime, case="", text=text)
 
 
 def _with_headline(text: str, headline: str) -> str:
@@ -170,7 +176,7 @@ def _step_verdict(
             else 0.0,
             laid_out_us=_mean_us(run, "copied_out_us"),
             trains=run.trains,
-            slow_stage=_slow_stage(run) if exchange == "pipeline" else "",
+            slow_stage=_slow_stage(run, parts.exposed_communication or 0.0) if exchange == "pipeline" else "",
         )
     )
     return replace(found, text=found.text + _stalls_text(run))
@@ -178,7 +184,7 @@ def _step_verdict(
 
 def _stalls_text(run: Run) -> str:
     """Return that steps that stalled are left out, or hold much of the means, "" where none did."""
-    told = f" {run.stalls.text}." if run.stalls else ""
+    told = f" {run.stall.text}." if run.stall else ""
     times = step_time(run)
     num_stalled, stalled_us = times.stalled
     if not times.has_stalls:
@@ -228,8 +234,13 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> StepVerdict:
     return StepVerdict(regime=Regime.UNKNOWN, limiting_state=None, text=text[0].upper() + text[1:], case="")
 
 
-def _slow_stage(run: Run) -> str:
-    """Return whose passes compute longer than most by far, "" where none, or half, do, or nothing tells the passes."""
+def _slow_stage(run: Run, exposed_us: float) -> str:
+    """Return whose passes compute longer than the others' by most of what is exposed, "" where none do, or none tells.
+
+    Args:
+        run: with traces of all ranks.
+        exposed_us: of communication, mean over ranks.
+    """
     of_rank = {}
     for rank, item in run.timed:
         passes = [(step.forward_us, step.backward_us) for step in item.steps]
@@ -238,11 +249,12 @@ def _slow_stage(run: Run) -> str:
         of_rank[rank] = sum((forward or 0.0) + (backward or 0.0) for forward, backward in passes) / max(1, len(passes))
     usual = median(of_rank.values())
     slow = sorted(rank for rank, us in of_rank.items() if us >= SLOW_STAGE_RATIO * usual > 0)
-    if not slow or 2 * len(slow) >= len(of_rank):
+    took_us = sum(of_rank[rank] for rank in slow) / max(1, len(slow))
+    explains = took_us - usual >= WAIT_SHARE * exposed_us
+    if not slow or 2 * len(slow) >= len(of_rank) or not explains or not run.sees_all:
         return ""
-    who = f"{'ranks' if len(slow) > 1 else 'rank'} {number_ranges(slow)}"
-    took = time_text(sum(of_rank[rank] for rank in slow) / len(slow))
-    return f"{who} compute {took}, most others {time_text(usual)}"
+    who = f"ranks {number_ranges(slow)} compute" if len(slow) > 1 else f"rank {slow[0]} computes"
+    return f"{who} {time_text(took_us)}, most others {time_text(usual)}"
 
 
 def _mean_us(run: Run, field: str) -> float:
@@ -342,18 +354,21 @@ def _most_of_one_regime(longest: State, evidence: StepEvidence) -> tuple[State, 
     Also that sum in words, "" where it is the longest anyhow.
     """
     sums: dict[Regime, float] = {}
+    least_us = FINDING_SHARE * evidence.step_time_us
     for state, exposed_us in evidence.exposed_by_state.items():
         regime = evidence.regime_by_state.get(state, Regime.UNKNOWN)
-        sums[regime] = sums.get(regime, 0.0) + exposed_us
+        sums[regime] = sums.get(regime, 0.0) + (exposed_us if exposed_us >= least_us else 0.0)
     own = evidence.regime_by_state[longest]
     most = max(_OF_ONE_CAUSE, key=lambda regime: sums.get(regime, 0.0))
-    if own == most or sums.get(most, 0.0) <= sums[own]:
+    if own == most or sums.get(most, 0.0) <= max(sums[own], evidence.exposed_by_state[longest]):
         return longest, ""
-    alike = [state for state in evidence.exposed_by_state if evidence.regime_by_state.get(state) == most]
+    limited = (state for state, us in evidence.exposed_by_state.items() if us >= least_us)
+    alike = [state for state in limited if evidence.regime_by_state.get(state) == most]
     first, *others = sorted(alike, key=lambda state: -evidence.exposed_by_state[state])
     names = " and ".join(f"{state} communication" for state in others)
     share = min(1.0, sums[most] / max(evidence.exposed_us, 1e-9))
-    return first, f" With {names}, which is bound alike, {time_text(sums[most])} are exposed ({share:.0%} of all)."
+    are = "is" if len(others) == 1 else "are"
+    return first, f" With {names}, which {are} bound alike, {time_text(sums[most])} are exposed ({share:.0%} of all)."
 
 
 def _most_text(evidence: StepEvidence) -> str:

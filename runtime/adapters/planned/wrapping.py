@@ -114,9 +114,11 @@ class Wrapping:
         ]
         for name in names:
             module.get_parameter(name).requires_grad_()
-        yield
-        for name in names:
-            module.get_parameter(name).requires_grad = False
+        try:
+            yield
+        finally:
+            for name in names:
+                module.get_parameter(name).requires_grad = False
 
     def check_optimizers(self, module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Refuse an optimizer that holds parameters outside of the model that is about to be sharded, or none of it.
