@@ -88,7 +88,7 @@ def test_json_has_the_keys_that_scripts_rely_on(traces, tmp_path, capsys):
     assert run_keys <= set(data["run"])
     assert {"triple", "group_size", "source"} <= set(data["run"]["strategy"])
     assert {"path", "bytes", "sha256", "kind"} <= set(data["run"]["inputs"][0])
-    assert set(data["step_time_us"]) == {"median", "p5", "p95", "values", "computing"}
+    assert set(data["step_time_us"]) == {"median", "p5", "p95", "values", "computing", "left_out"}
     assert set(data["breakdown_us"]) == {"compute", "exposed_communication", "other", "idle"}
     assert set(data["states"]) == {"parameter", "gradient", "optimizer", "other", "unknown"}
     state_keys = {
