@@ -9,6 +9,7 @@ from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.facts.model import REPLAYED_CODE, SEVERAL_JOBS_CODE
 from paro_advise.advisor.ranks.constants import IMPOSSIBLE_GBPS
+from paro_advise.advisor.ranks.stalled_steps import STALLED_CODE
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
@@ -65,7 +66,7 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
     times = step_time(run)
     num_stalled, stalled_us = times.stalled
     if times.has_stalls:
-        note("Q310", Severity.WARNING,
+        note(STALLED_CODE, Severity.WARNING,
              f"{num_stalled} of {plural(len(times.values), 'step')} took {time_text(max(times.values))} at the most, "
              f"half of all steps up to {time_text(times.median)}: the means hold {time_text(stalled_us)} of stalls",
              "record a few usual steps, or pass --skip-steps where the first ones stall")  # fmt: skip

@@ -101,13 +101,15 @@ def _trains(parsed: ParsedSource, table: pl.DataFrame) -> bool | None:
     The host's rows of what a CUDA graph replays were left where it was captured.
     """
     events = parsed.events
-    if events is None or events.trains:
-        return None if events is None else True
+    if events is None:
+        return None
     ran = events.device["name"].unique().to_list()
-    if any(_TRAINING_KERNEL.search(events.names[code]) for code in ran):
+    if events.trains or any(_TRAINING_KERNEL.search(events.names[code]) for code in ran):
         return True
-    if events.trains is None or (table["op"] == Op.REDUCE_SCATTER.value).any():
-        return None if events.trains is None else True
+    if events.trains is None:
+        return None
+    if (table["op"] == Op.REDUCE_SCATTER.value).any():
+        return True
     return None if any(notice.code == REPLAYED_CODE for notice in parsed.notices) else False
 
 

@@ -57,7 +57,7 @@ def verdict_entry(
     stragglers: Sequence[Straggler],
     collectives: Sequence[CollectiveEntry],
     exchange: str | None,
-    slow_groups: Sequence[SlowGroup] = (),
+    slow_groups: Sequence[SlowGroup],
 ) -> VerdictEntry:
     """Say what limits the step, in a sentence that carries the deciding numbers."""
     if run.timed:

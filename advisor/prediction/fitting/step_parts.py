@@ -205,14 +205,14 @@ def _alone_share(analysis: Analysis, names: Sequence[str]) -> float:
 
     Those that share the links of a tier are each as slow as all of them together (``Efficiency.concurrent``).
     """
-    took = {True: 0.0, False: 0.0}
+    took = alone = 0.0
     for entry in analysis.collectives:
         if entry.state in names:
-            took[entry.span == GroupSpan.INTRA] += entry.count * (entry.p50_us or 0.0)
-    known = analysis.efficiency.concurrent
-    at_once = {is_intra: known.get(tier, 1.0) for is_intra, tier in ((True, "intra"), (False, "inter"))}
-    alone = sum(us / at_once[is_intra] for is_intra, us in took.items())
-    return alone / sum(took.values()) if any(took.values()) else 1.0
+            tier = "intra" if entry.span == GroupSpan.INTRA else "inter"
+            us = entry.count * (entry.p50_us or 0.0)
+            took += us
+            alone += us / analysis.efficiency.concurrent.get(tier, 1.0)
+    return alone / took if took else 1.0
 
 
 def _stalled_us(analysis: Analysis) -> float:
