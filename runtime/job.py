@@ -23,10 +23,21 @@ STATE, CURRENT, REQUEST, ANSWER = "job.json", "in-force.plan.json", "switch.json
 
 def mark_applied() -> None:
     """Tell ``paro-advise run`` on this node that the plan is in force."""
-    marker = os.environ.get(APPLIED_VARIABLE)
-    if marker:
+    marker, plan = (os.environ.get(name) for name in (APPLIED_VARIABLE, PLAN_VARIABLE))
+    if marker is None:
+        return
+    for path in (Path(marker), *([marker_beside(Path(plan), Path(marker))] if plan else [])):
         with contextlib.suppress(OSError):
-            Path(marker).touch()
+            path.touch()
+            return
+
+
+def marker_beside(plan: Path, marker: Path) -> Path:
+    """Return where ranks mark the plan as applied that do not see the launcher's folder for temporary files.
+
+    Ranks in containers and on other nodes have one of their own; all read the plan.
+    """
+    return plan.with_name(f".{marker.parent.name}")
 
 
 def job_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from paro_advise.runtime.adapters.planned.attendance import Attendance
 from paro_advise.runtime.adapters.planned.attended_reader import AttendedReader
 from paro_advise.runtime.adapters.planned.boundary import Boundary
 from paro_advise.runtime.adapters.planned.handed_out import HandedOutStates
-from paro_advise.runtime.adapters.planned.planned import check_facts, same_count
+from paro_advise.runtime.adapters.planned.planned import agree_on_plan, check_facts, same_count
 from paro_advise.runtime.adapters.planned.planned_model import PlannedModel, are_related
 from paro_advise.runtime.adapters.planned.script_collectives import ScriptCollectives
 from paro_advise.runtime.adapters.planned.switchboard import Switchboard
@@ -319,6 +319,7 @@ class Session:
                 )
         optimizers = self.optimizers_of(module)
         self._check_facts(module, wrapping)
+        agree_on_plan(self.plan, may_switch=self._switchboard is not None)
         self._check_norm_limits(module, wrapping)
         if wrapping.init_from_rank_0:
             copy_from_rank_0(module)
@@ -422,10 +423,9 @@ class Session:
             f"{wrapping.origin} of {plain_name(module)} "
             f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with {parts} (plan {self.plan.plan_id})"
         )
-        if untested := untested_torch():
-            tell(untested)
-        for note in wrapping.notes(engine_of(module)):
-            tell(note)
+        for note in (untested_torch(), *wrapping.notes(engine_of(module))):
+            if note:
+                tell(note)
 
     def _switch(self, module: nn.Module) -> None:
         assert self._switchboard is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -110,11 +111,16 @@ class ShardedModule(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a plain model with the same values is pickled as, so that it can be read without this package.
 
+        Its class may have a way of its own: NVIDIA's StyleGAN and EDM keep the source of the model's class in the file.
+
         Raises:
             UsageError: see ``__deepcopy__``.
         """
         plain = copy.deepcopy(self)
-        return object.__new__, (type(plain),), plain.__dict__
+        way, *rest = plain.__reduce_ex__(protocol)
+        if way is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle wants it to make this object's own class
+            return object.__new__, (type(plain),), plain.__dict__
+        return way, *rest
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

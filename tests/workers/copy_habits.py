@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import io
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,30 @@ class Normed(Tied):
         self.last = nn.utils.parametrizations.weight_norm(self.last)  # torch refuses to pickle such a model
 
 
+def rebuilt(cls, state):
+    """Return a module of a class as a file holds it."""
+    module = cls.__new__(cls)
+    module.__setstate__(state)
+    return module
+
+
+class KeptLinear(nn.Linear):
+    """Pickled in a way of its own, with its state among the arguments, as NVIDIA's EDM and StyleGAN are."""
+
+    def __reduce__(self):
+        return rebuilt, (KeptLinear, super().__reduce__()[2]), None
+
+
+class Kept(Blocks):
+    """The same of a model, with such parts."""
+
+    def __init__(self):
+        super().__init__([KeptLinear(24, 24), KeptLinear(24, 24)])
+
+    def __reduce__(self):
+        return rebuilt, (Kept, super().__reduce__()[2])
+
+
 def trained(after_step, make=Normed):
     """Train, calling a function with the wrapped model after each step; return losses and what the function found."""
     torch.manual_seed(0)
@@ -87,7 +112,7 @@ def copied_on_all():
     return trained(lambda model, _: seen(copy.deepcopy(model.module)))
 
 
-def copied_on_rank_0():
+def copied_on_rank_0(make=Tied):
     """Copy the model on rank 0 alone, halve and save it whole, as detectors do at the end of an epoch."""
 
     def save(model, _):
@@ -100,7 +125,7 @@ def copied_on_rank_0():
         kept = torch.load(file, weights_only=False)
         return [*seen(kept["model"].float()), *seen(kept["whole"])]
 
-    return trained(save, Tied)
+    return trained(save, make)
 
 
 def averaged_from_the_second_step():
@@ -132,6 +157,7 @@ def jobs(_):
     yield "copies on rank 0", copied_on_rank_0
     yield "averages from the second step", averaged_from_the_second_step
     yield "copies a part", copied_part
+    yield "copies of a class that is pickled in its own way", partial(copied_on_rank_0, Kept)
 
 
 if __name__ == "__main__":

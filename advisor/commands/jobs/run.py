@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import click
@@ -58,11 +58,18 @@ def command(
         JOB_VARIABLE,
         PLAN_VARIABLE,
         job_environment,
+        marker_beside,
     )
 
     if folder is None and (steps or force):
         raise UsageError("--steps and --force need --capture")
     steps = steps or DEFAULT_STEPS
+    if Path(plan_file).exists() and not Path(plan_file).is_file():
+        raise UsageError(
+            "--plan must be a file that every rank can read, got a folder or a pipe",
+            where=plan_file,
+            hint="write the plan to a file first",
+        )
     plan = read_plan(plan_file)
     check_runnable(plan)
     if plan.verdict == Verdict.KEEP:
@@ -78,14 +85,20 @@ def command(
     replacing = replacing_capture(request.folder, force=force) if request else nullcontext()
     with replacing, tempfile.TemporaryDirectory(prefix="paro-advise-") as folder_of_marker:
         marker = Path(folder_of_marker) / "applied"
-        code = run_job(job_command, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
-        is_applied = marker.exists() or plan.verdict == Verdict.KEEP
+        beside = marker_beside(Path(plan_file).absolute(), marker)
+        try:
+            code = run_job(job_command, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
+            is_applied = marker.exists() or beside.exists() or plan.verdict == Verdict.KEEP
+        finally:
+            with suppress(OSError):
+                beside.unlink()
     if request:
         summary(request, plan_file)
     if code == 0 and not is_applied:
         raise StalePlanError(
             "the job ended without applying the plan",
             hint="its Python needs paro-advise, its launcher must pass PYTHONPATH and PARO_* on to the ranks, and "
-            "its script must use FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer or DeepSpeed",
+            "its script must use FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer or DeepSpeed. If it printed that it runs "
+            "under the plan, its ranks could write neither to this node's folder for temporary files nor beside the plan",
         )
     return code

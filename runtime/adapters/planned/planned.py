@@ -10,6 +10,7 @@ import torch.distributed as dist
 from paro_advise.errors import StalePlanError
 from paro_advise.runtime.adapters.constants import SAME_COUNT
 from paro_advise.runtime.job import DRIFT_VARIABLE
+from paro_advise.runtime.sharding.agreement import agree
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
@@ -46,6 +47,23 @@ def check_like(plan: Plan, before: Plan) -> None:
                 where=f"plan {plan.plan_id}",
                 hint=f"recommend from this job's traces, or start the job with --allow-drift {name}",
             )
+
+
+def agree_on_plan(plan: Plan, *, may_switch: bool) -> None:
+    """Make sure that all ranks run under one plan, and that a request to switch reaches all or none.
+
+    Args:
+        plan: this rank's.
+        may_switch: this rank looks for requests.
+
+    Raises:
+        DivergedError: on every rank, if they do not.
+        CommunicationError: a rank did not take part.
+    """
+    agree(
+        {"plan": plan.plan_id, "use of --job": may_switch},
+        hint="start `paro-advise run` with one plan file and the same options on all nodes",
+    )
 
 
 def check_facts(plan: Plan, num_parameters: int, *other_counts: int) -> None:

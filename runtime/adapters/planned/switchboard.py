@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from paro_advise.core.documents import to_json
-from paro_advise.errors import ParoAdviseError, SwitchError, TrainingError
+from paro_advise.errors import OutputError, ParoAdviseError, SwitchError, TrainingError
 from paro_advise.policies.plan import check_runnable, plan_from_json
 from paro_advise.runtime.adapters.constants import NOTICE_STEPS
 from paro_advise.runtime.adapters.planned.planned import check_like
@@ -37,7 +38,7 @@ class Switchboard:
     """The running job's side.
 
     Args:
-        folder: shared with ``paro-advise switch``; only rank 0's node needs it.
+        folder: shared with ``paro-advise switch``; it need only be on rank 0's node, but all ranks must be given one.
     """
 
     def __init__(self, folder: str) -> None:
@@ -48,13 +49,25 @@ class Switchboard:
         self._steps = 0
 
     def open(self, plan: Plan) -> None:
-        """Announce that the job runs, and under which plan."""
-        if dist.get_rank() == 0:
+        """Announce that the job runs, and under which plan.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        if dist.get_rank() != 0:
+            return
+        try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / REQUEST).unlink(missing_ok=True)
             (self._folder / ANSWER).unlink(missing_ok=True)
             self._keep(to_json(plan))
             self._write(STATE, {"pid": os.getpid(), "plan_id": plan.plan_id, "world_size": dist.get_world_size()})
+        except OSError as error:
+            raise OutputError(
+                f"the folder of --job must be writable, got: {error.strerror or error}",
+                where=str(self._folder),
+                hint="make room there or give another folder; without --job the job runs and cannot be switched",
+            ) from error
 
     def look(self) -> None:
         """Look for a request, or for one that rank 0 has announced, at the end of a step."""
@@ -65,12 +78,19 @@ class Switchboard:
             self._waiting = (int(step), plan)
             self._num_taken += 1
             self._is_announced = False
-        elif dist.get_rank() == 0 and not self._is_announced and (self._folder / REQUEST).exists():
-            at = self._steps + NOTICE_STEPS
-            message = b"%d %s" % (at, (self._folder / REQUEST).read_bytes())
+        elif dist.get_rank() == 0 and not self._is_announced and (plan := self._request()) is not None:
+            message = b"%d %s" % (self._steps + NOTICE_STEPS, plan)
             store.set(key, message)  # type: ignore[arg-type]  # torch takes bytes, its stub names str only
-            (self._folder / REQUEST).unlink(missing_ok=True)
             self._is_announced = True
+
+    def _request(self) -> bytes | None:
+        """Take what `switch` has left, so that it is not met again; None for nothing that can be taken."""
+        path = self._folder / REQUEST
+        with suppress(OSError):  # training goes on whatever becomes of the folder; `switch` waits for an answer
+            data = path.read_bytes()
+            path.unlink()
+            return data
+        return None
 
     def take(self, model: nn.Module, before: Plan, *, is_alone: bool = True) -> Plan | None:
         """Switch if a request waits; a plan that cannot be used is answered with the reason and changes nothing.
@@ -109,15 +129,19 @@ class Switchboard:
             "peak_bytes": report.peak_bytes,
             "step": self._steps,  # the first under it, counted from 0
         }
-        if dist.get_rank() == 0:
-            self._keep(data)
-        self._answer(body, f"switched {report.before} -> {report.after} in {report.seconds:.2f} s")
+        self._answer(body, f"switched {report.before} -> {report.after} in {report.seconds:.2f} s", in_force=data)
         return plan
 
-    def _answer(self, body: Mapping[str, object], text: str) -> None:
-        if dist.get_rank() == 0:
+    def _answer(self, body: Mapping[str, object], text: str, in_force: bytes | None = None) -> None:
+        if dist.get_rank() != 0:
+            return
+        tell(text)
+        try:
+            if in_force is not None:
+                self._keep(in_force)
             self._write(ANSWER, body)
-            tell(text)
+        except OSError as error:
+            tell(f"`switch` gets no answer, {self._folder} cannot be written: {error.strerror or error}")
 
     def _keep(self, plan: bytes) -> None:
         """Leave the plan that is in force, so that whoever gives the job another one can go back."""
