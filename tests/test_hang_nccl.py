@@ -53,3 +53,51 @@ def test_one_rank_whose_collectives_are_finished_does_not_speak_for_all(tmp_path
     assert (
         "Cannot tell who is at fault: every collective in these dumps is finished. Give what ranks 1-2 left too." in out
     )
+
+
+def watchdog(rank, *, done, issued, place="[PG 0 (default_pg) Rank {}]"):
+    """Return the two lines that a rank's watchdog writes (torch 2.4: ProcessGroupNCCL.cpp)."""
+    prefix = f"[rank{rank}]:[E1003 18:37:01.832 ProcessGroupNCCL.cpp:607] "
+    return [
+        f"{prefix}[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={done + 1}, "
+        "OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=1800000) ran for 1800017 milliseconds",
+        f"{prefix}{place.format(rank)} Exception (either an error or timeout) detected by watchdog at work: {done + 1}, "
+        f"last enqueued NCCL work: {issued}, last completed NCCL work: {done}.",
+    ]
+
+
+def told_of(tmp_path, capsys, lines, world_size=None):
+    """Return what is told of a log; where NCCL_DEBUG=INFO was set, its ranks are numbered in it."""
+    nccl = "node0:100:200 [{0}] NCCL INFO ncclCommInitRank comm 0x55 rank {0} nranks {1} cudaDev {0} - Init COMPLETE"
+    known = [nccl.format(rank, world_size) for rank in range(world_size or 0)]
+    (tmp_path / "job.log").write_text("\n".join([*known, *lines]) + "\n")
+    run(["hang", str(tmp_path / "job.log")])
+    return capsys.readouterr().out
+
+
+def test_the_watchdog_of_torch_2_4_is_read(tmp_path, capsys):
+    lines = [line for rank in (0, 1, 3) for line in watchdog(rank, done=16, issued=17)]
+    assert told_of(tmp_path, capsys, lines, 4).startswith("Rank 2 holds the others up.")
+
+
+def test_of_several_silent_ranks_of_a_log_none_is_blamed(tmp_path, capsys):
+    """A launcher ends all when the first has given up, so that most have no time to tell that they waited."""
+    lines = [line for rank in (0, 1, 2, 4, 5) for line in watchdog(rank, done=16, issued=17)]
+    text = told_of(tmp_path, capsys, lines, 8)
+    assert text.startswith("Cannot tell who is at fault: others wait for ranks 3, 6-7, of which nothing is here.")
+
+
+def test_one_rank_alone_in_a_log_blames_no_other(tmp_path, capsys):
+    assert told_of(tmp_path, capsys, watchdog(1, done=16, issued=17)).startswith("Cannot tell who is at fault")
+
+
+def test_a_rank_that_is_stuck_in_what_others_have_finished_is_blamed_before_silent_ones(tmp_path, capsys):
+    lines = [*watchdog(1, done=6, issued=8), *(line for rank in (4, 5, 6) for line in watchdog(rank, done=20, issued=21))]
+    text = told_of(tmp_path, capsys, lines, 8)
+    assert text.startswith("Rank 1 holds the others up. Rank 1 has a device that has not finished all_reduce 7")
+    assert "nothing of 0, 2-3, 7" in text
+
+
+def test_a_root_that_has_finished_first_makes_no_culprits_of_the_others(tmp_path, capsys):
+    lines = [*watchdog(0, done=20, issued=21), *(line for rank in (1, 4, 5) for line in watchdog(rank, done=6, issued=8))]
+    assert told_of(tmp_path, capsys, lines, 8).startswith("Cannot tell who is at fault")

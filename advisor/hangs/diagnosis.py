@@ -78,7 +78,10 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     unseen = [one.rank for one in culprits if one.cause == Cause.GONE]
     # More likely their files were not given than that so many are gone.
     unknown = sorted({*unseen, *unread_ends})
+    # And in a log all are silent that the launcher ended before their own wait was over, or that it was cut of.
+    is_log = all(dump.is_log for dump in dumps.values())
     is_part = bool(unseen) and len(unknown) > 1 and len(unknown) >= len(dumps)
+    is_part = is_part or (is_log and bool(unseen) and (len(unknown) > 1 or len(dumps) == 1))
     # One rank that died takes others with it; several of which nothing is here may as well be left out by whoever asks,
     # and so may one where another rank waits in nothing and is stuck.
     doubtful = late_or_victims if len(unseen) == len(culprits) > 1 else []
@@ -87,6 +90,9 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
         doubtful = [one for one in late_or_victims if _stands_alone(dumps[one.rank], waiting, groups)]
     if alone is not None or is_part or doubtful:
         culprits = []
+    # What others have finished, all ranks had begun; a broadcast's root may finish first.
+    if is_part and is_log and 0 < 2 * len(stuck) < len(dumps):
+        culprits, is_part = [_culprit(rank, pending, stuck, dumps) for rank in sorted(stuck)], False
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
     text = _text(culprits, mismatches, circle, pending, alone, unknown if is_part else (), missing)
     text = _doubt_text(doubtful, unseen) if doubtful else text

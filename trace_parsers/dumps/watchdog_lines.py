@@ -4,8 +4,11 @@ Two lines tell how far a rank has come in a group; as torch 2.3 and newer write 
 
 * ``[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=8, ...``
 * ``[PG ID 1 PG GUID 2(pair) Rank 1] ... at work: 7, last enqueued NCCL work: 9, last completed NCCL work: 6.``
+  (torch 2.4: ``[PG 2 (pair) Rank 1]``; torch 2.3: ``[PG 2 Rank 1]``)
 
-The rank in brackets is that of the group; which rank of the job it is, torch's own prefix ``[rank3]:`` tells.
+The rank in brackets is that of the group; which rank of the job it is, torch's own prefix ``[rank3]:`` tells. Ranks that
+waited for nothing have no such lines: how many there are, NCCL's own lines tell where ``NCCL_DEBUG=INFO`` was set
+(``... rank 3 nranks 8 cudaDev 3 ...``).
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ _TIMEOUT = re.compile(
     r"collective operation timeout: WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}))?"
 )
 _COUNTERS = re.compile(
-    r"\[PG (?:ID \d{1,7} PG GUID (?P<guid>[^\s(]{1,80})(?:\((?P<description>[^)]{0,80})\))?|(?P<id>\d{1,7})) "
+    r"\[PG (?:ID \d{1,7} PG GUID (?P<guid>[^\s(]{1,80})(?:\((?P<description>[^)]{0,80})\))?|(?P<id>\d{1,7})(?: \((?P<name>[^)]{0,80})\))?) "
     r"Rank (?P<place>\d{1,7})\]"
     r".{0,600}?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,19}),.{0,80}? "
     r"last completed (?:NCCL )?work: (?P<completed>-?\d{1,19})",
     re.IGNORECASE,
 )
+# Of a communicator, of which the largest is the job's or a part of it.
+_RANKS = re.compile(r"NCCL INFO .{0,400}? nranks (\d{1,7})\b")
 # As the flight recorder names them; what is not listed is named as the watchdog does, in small letters.
 _NAMES = {
     "ALLREDUCE": "all_reduce", "_ALLGATHER_BASE": "_all_gather_base", "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
@@ -64,6 +69,8 @@ class _Seen:
         operations: what timed out.
         places: ranks of the group.
         last: a rank's time-out without its group yet.
+        descriptions: of groups.
+        world_size: the least that there can be, 0 for unknown.
     """
 
     counters: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
@@ -71,6 +78,7 @@ class _Seen:
     places: dict[tuple[int, str], int] = field(default_factory=dict)
     last: dict[int, _Operation] = field(default_factory=dict)
     descriptions: dict[str, str] = field(default_factory=dict)
+    world_size: int = 0
 
 
 def read_watchdog(data: Readable, path: str) -> list[RankDump]:
@@ -95,6 +103,8 @@ def read_watchdog(data: Readable, path: str) -> list[RankDump]:
 
 
 def _feed(seen: _Seen, line: str, path: str) -> None:
+    if (size := _RANKS.search(line)) is not None and int(size[1]) <= MAX_RANK:
+        seen.world_size = max(seen.world_size, int(size[1]))
     named = _RANK.search(line)
     counters = _COUNTERS.search(line)
     group = bounded_text(counters["guid"] or counters["id"]) if counters is not None else "0"
@@ -123,7 +133,7 @@ def _feed(seen: _Seen, line: str, path: str) -> None:
             hint="cut it to the lines of the last run",
         )
     seen.places.setdefault((rank, group), int(counters["place"]))
-    seen.descriptions.setdefault(group, bounded_text(counters["description"] or ""))
+    seen.descriptions.setdefault(group, bounded_text(counters["description"] or counters["name"] or ""))
     if (last := seen.last.get(rank)) is not None and last.number == _next(known):
         seen.operations.setdefault((rank, group), last)
 
@@ -141,7 +151,8 @@ def _dump(rank: int, seen: _Seen, members: dict[str, list[int]], path: str) -> R
         alike = [one for one in known if one is not None and one.number == _next(pair)]
         if pair[0] >= _next(pair):
             unknown = _Operation(number=_next(pair), name="collective", op=Op.UNKNOWN, elements=None)
-            issued.append(_issued(group, seen.descriptions[group], next(iter(alike), unknown)))
+            size = seen.world_size if _is_of_all(group, seen.descriptions[group]) else 0
+            issued.append(_issued(group, seen.descriptions[group], next(iter(alike), unknown), size or None))
     return RankDump(
         path=path,
         rank=rank,
@@ -156,11 +167,15 @@ def _dump(rank: int, seen: _Seen, members: dict[str, list[int]], path: str) -> R
 
 def _group(name: str, description: str, ranks: list[int]) -> ProcessGroup:
     """Return a group of the ranks that have lines of it; of that of all ranks, no rank need have one."""
-    known = () if name == "0" or description == "default_pg" else tuple(ranks)
+    known = () if _is_of_all(name, description) else tuple(ranks)
     return ProcessGroup(name=name, description=description, ranks=known, size=len(known))
 
 
-def _issued(group: str, description: str, operation: _Operation) -> Issued:
+def _is_of_all(name: str, description: str) -> bool:
+    return name == "0" or description == "default_pg"
+
+
+def _issued(group: str, description: str, operation: _Operation, size: int | None) -> Issued:
     return Issued(
         group=group,
         description=description,
@@ -170,7 +185,7 @@ def _issued(group: str, description: str, operation: _Operation) -> Issued:
         peer=None,
         bytes=None,
         dtype="",
-        group_size=None,
+        group_size=size,
         owner="",
         is_backward=False,
         is_done=False,
