@@ -81,6 +81,35 @@ def test_steps_without_marks_are_those_of_the_launches_too(tmp_path, lag_us, hur
     assert analysis.states["gradient"].count == 1
 
 
+def queued_rank(steps, kernels=60):
+    """A host that queues 700 us of computing and a 500 us all-reduce into each step that it marks for 700 us.
+
+    The last all-reduce is one kernel of many, nearly all of it behind the last mark.
+    """
+    trace = TraceBuilder(0, 8)
+    for step in range(steps):
+        host, device = step * 1200.0, step * 1200.0 + 5
+        trace.step(step, host, 700 if step == steps - 1 else 1200)
+        for number in range(kernels):
+            launched(trace, device + number * 700 / kernels, 700 / kernels, host + number * 5)
+        trace.backward(host + 300, 200, sequence=step + 1)
+        trace.collective(
+            "AllReduce", device + 700, 500, nelems=1 << 20, issue=host + 310, seq=step,
+            owners=("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",),
+        )  # fmt: skip
+        number = trace.events[-1]["args"]["correlation"]
+        trace.row("cuda_runtime", "cudaLaunchKernelExC", host + 313, 2, 1, correlation=number)
+    return trace
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_long_collective_behind_the_last_mark_belongs_to_the_step_that_launched_it(steps, tmp_path):
+    analysis = analyze(queued_rank(steps).write(tmp_path / "rank0.json"))
+    assert analysis.step_time_us.values[-1] == pytest.approx(1200, rel=0.01)
+    assert analysis.breakdown_us.exposed_communication == pytest.approx(500, rel=0.01)
+    assert analysis.states["gradient"].exposed_us == pytest.approx(500, rel=0.01)
+
+
 def without_arguments(trace):
     """The trace as torch before 2.1 wrote it: calls of collectives say nothing, kernels only their launch."""
     keep = ("External id", "stream", "correlation", "Sequence number")

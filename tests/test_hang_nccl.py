@@ -92,12 +92,18 @@ def test_one_rank_alone_in_a_log_blames_no_other(tmp_path, capsys):
 
 
 def test_a_rank_that_is_stuck_in_what_others_have_finished_is_blamed_before_silent_ones(tmp_path, capsys):
-    lines = [*watchdog(1, done=6, issued=8), *(line for rank in (4, 5, 6) for line in watchdog(rank, done=20, issued=21))]
+    lines = [
+        *watchdog(1, done=6, issued=8),
+        *(line for rank in (4, 5, 6) for line in watchdog(rank, done=20, issued=21)),
+    ]
     text = told_of(tmp_path, capsys, lines, 8)
     assert text.startswith("Rank 1 holds the others up. Rank 1 has a device that has not finished all_reduce 7")
     assert "nothing of 0, 2-3, 7" in text
 
 
 def test_a_root_that_has_finished_first_makes_no_culprits_of_the_others(tmp_path, capsys):
-    lines = [*watchdog(0, done=20, issued=21), *(line for rank in (1, 4, 5) for line in watchdog(rank, done=6, issued=8))]
+    lines = [
+        *watchdog(0, done=20, issued=21),
+        *(line for rank in (1, 4, 5) for line in watchdog(rank, done=6, issued=8)),
+    ]
     assert told_of(tmp_path, capsys, lines, 8).startswith("Cannot tell who is at fault")

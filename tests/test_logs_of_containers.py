@@ -79,6 +79,13 @@ def test_a_training_log_says_the_same_however_it_was_handed_on(how):
     assert scan.training.metadata()["global_batch_size"] == "64"
 
 
+def test_a_line_that_a_rank_flushed_in_parts_is_one():
+    """nccl-tests prints a row in three parts, each of which mpirun --tag-output tags."""
+    row = "  4294967296    1073741824     float     sum      -1    17244  249.07  467.01      0    17250  248.99  466.86   0"
+    parts = row[:62], row[62:92], row[92:]
+    assert strip_prefix("".join(f"[1,0]<stdout>:{part}" for part in parts)).split() == row.split()
+
+
 def test_what_is_no_such_prefix_stays():
     for line in ("step 3 | loss 2.5", '{"log": 3}', "stdout is closed", "a P b"):
         assert strip_prefix(line) == line

@@ -17,6 +17,7 @@ from paro_advise.advisor.facts.work import own_times, short_name, work_kind
 from paro_advise.advisor.prediction.fitting.run_memory import other_bytes
 from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 from paro_advise.trace_parsers.kineto.device.products import _flops_of, product_flops
+from paro_advise.trace_parsers.kernel_kinds import KernelKind, computes_16_bit, kind_of_kernel
 
 
 @pytest.mark.parametrize(
@@ -219,3 +220,8 @@ def test_memory_is_told_by_phase(tmp_path, layout):
     analysis = analyze(path)
     assert analysis.memory.phase_bytes == {"forward": 10 << 30, "backward": 24 << 30, "update": 16 << 30}
     assert "backward 24 GiB" in analysis_text(analysis)
+
+
+def test_mtias_copies_and_matrix_products_are_told_by_their_names():
+    assert kind_of_kernel("dma_request") == KernelKind.MEMORY
+    assert computes_16_bit(["fc-dtype_Float"]) is False

@@ -36,7 +36,8 @@ _COMMUNICATION = re.compile(
 # A kernel that torch.compile has made is named after the operators it fuses, a wait for a collective among them.
 _FUSED = re.compile(r"^triton_[a-z_]+?_fused_")
 _SYNC = re.compile(r"^(?:Stream|Event|Context|Device) (?:Sync|Wait)", re.IGNORECASE)
-_MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^Copy(?:Host|Device)|^FillBuffer", re.IGNORECASE)
+# MTIA's are called dma_request, its matrix products fc-dtype_Float and alike.
+_MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^Copy(?:Host|Device)|^FillBuffer|^dma_", re.IGNORECASE)
 
 _PEER_COPY = re.compile(r"PtoP|Peer")
 
@@ -59,7 +60,7 @@ _OPS: tuple[tuple[str, Op], ...] = (
 )
 
 
-_MATRIX = re.compile(r"gemm|cutlass|matmul|_mm_|Cijk_|nvjet|xmma", re.IGNORECASE)
+_MATRIX = re.compile(r"gemm|cutlass|matmul|_mm_|Cijk_|nvjet|xmma|^fc-dtype", re.IGNORECASE)
 # Operand types of matrix products as cuBLAS, CUTLASS, Tensile and nvjet name them.
 _HALF = re.compile(r"bf16|bfloat16|f16|fp16|half|_h\d|hmma|s1688|s16816|HHS|BBS|HSH|BSB|^nvjet_[ht]", re.IGNORECASE)
 

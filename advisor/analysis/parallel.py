@@ -9,6 +9,7 @@ from paro_advise.advisor.analysis.constants import MAJORITY_SHARE
 from paro_advise.advisor.analysis.model import ParallelEntry
 from paro_advise.advisor.analysis.observed.strategy import StrategySource
 from paro_advise.advisor.facts.attribution import AVERAGES
+from paro_advise.advisor.facts.frames import mean_bytes
 from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.core.collective import POINT_TO_POINT
 from paro_advise.core.model_state import State
@@ -131,11 +132,10 @@ def _entry(rows: pl.DataFrame, rank_steps: int, most_us: Mapping[tuple[int, str]
         whole_us = most_us.get((int(str(rank)), str(label)), length_us)
         total += length_us
         exposed += min(float(part["exposed_us"].sum()), length_us, whole_us)
-    has_sizes = rows["bytes"].null_count() < len(rows)
     sizes = rows["group_size"].drop_nulls()
     return ParallelEntry(
         count=len(rows) / rank_steps,
-        bytes=float(rows["bytes"].sum()) / rank_steps if has_sizes else None,
+        bytes=mean_bytes(rows, rank_steps),
         total_us=total / rank_steps,
         exposed_us=exposed / rank_steps,
         group_size=int(str(sizes.max())) if len(sizes) else None,

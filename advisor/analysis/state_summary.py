@@ -17,6 +17,7 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.attribution import EVIDENCE_ORDER, Evidence
+from paro_advise.advisor.facts.frames import mean_bytes
 from paro_advise.advisor.facts.intervals import union_length
 from paro_advise.advisor.ranks.clocks.clock_alignment import unpaired_transfers
 from paro_advise.advisor.ranks.devices import device_links_gbps
@@ -83,11 +84,10 @@ def state_summaries(
             rate=_rate_inside(rows, links, fabric) if wait is None else None,
         )
         judgement = judge_state(state, evidence, step_time_us)
-        counted = rows["bytes"].null_count() < len(rows) or not len(rows)
         out[state] = StateSummary(
             entry=StateEntry(
                 count=evidence.count,
-                bytes=float(rows["bytes"].sum()) / rank_steps if counted else None,
+                bytes=mean_bytes(rows, rank_steps),
                 total_us=total,
                 exposed_us=exposed,
                 hidden_us=max(0.0, total - exposed),

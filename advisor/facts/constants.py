@@ -21,6 +21,7 @@ POOL_BYTES = 4 << 20  # bytes of inputs from which processes pay for their start
 CACHE_BYTES = 2 << 30  # bytes that cached facts may take; the oldest go first; three runs of 10,000 ranks
 JOB_POLL_S = 1.0  # seconds between two looks at a Slurm job's results; assumed
 QUEUE_POLL_S = 5.0  # seconds between two questions to Slurm's controller, which all users of a cluster share; assumed
+UNSIZED_SHARE = 0.01  # of the time of collectives that those of unknown size may take and count as nothing; assumed
 SHARED_FILES_S = 90.0  # seconds until a file that another machine wrote is seen; NFS keeps folders 30 to 60 s (nfs(5))
 MAX_ARRAY = 1_000  # tasks of a Slurm array; MaxArraySize is 1,001 by default (slurm.conf)
 CLUSTER_CONNECT_S = 20.0  # s; until a cluster that does not answer is told not to be there; assumed

@@ -31,7 +31,7 @@ SHIFT_DIGITS_US = 10**9  # us; worth of the last digit that is cut off; nine dig
 MIN_LINKED_SHARE = 0.5  # none; with fewer kernels linked to a host call by id, launches are read; assumed
 
 LAG_SHARE = (
-    0.05  # of a step that a device must lag for steps to be cut on it, of kernels in later steps than their calls
+    0.05  # of a step that a device must lag for steps to be cut on it, of kernels or their time behind their steps
 )
 # for launches to be read; assumed
 STUB_SHARE = 0.1  # of a usual step below which a last step without work is where recording ended; assumed

@@ -53,7 +53,11 @@ def needs_launches(rows: KinetoRows) -> bool:
     if not len(cuts):
         return False
     step_us = float(np.median(np.diff(cuts))) if len(cuts) > 1 else span
-    return float(start.min() - cuts[0]) > IDLE_SHARE * step_us
+    if float(start.min() - cuts[0]) > IDLE_SHARE * step_us:
+        return True
+    behind = end > _end_of_marks_us(rows)
+    tail_us = _busy_us(np.maximum(start[behind], _end_of_marks_us(rows)), end[behind]) if behind.any() else 0.0
+    return tail_us > LAG_SHARE * step_us
 
 
 def lit_steps(
@@ -146,6 +150,15 @@ def _cuts_us(rows: KinetoRows) -> NDArray[np.float64]:
         return np.sort(starts[marks])
     steps = np.array([name.startswith("Optimizer.step#") for name in rows.host.names])[names]
     return np.sort(starts[steps] + np.maximum(np.array(rows.host.duration)[steps], 0.0))
+
+
+def _end_of_marks_us(rows: KinetoRows) -> float:
+    """Return where the profiler's last mark of a step ends on the host; without marks nothing lies behind it."""
+    import numpy as np
+
+    marks = np.array([name.startswith("ProfilerStep") for name in rows.host.names])[np.array(rows.host.name)]
+    ends = np.array(rows.host.start)[marks] + np.maximum(np.array(rows.host.duration)[marks], 0.0)
+    return float(ends.max()) if len(ends) else np.inf
 
 
 def _busy_us(start_us: NDArray[np.float64], end_us: NDArray[np.float64]) -> float:

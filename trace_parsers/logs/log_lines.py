@@ -27,6 +27,8 @@ _PREFIXES = re.compile(
     ){0,6}""",
     re.VERBOSE,
 )
+# mpirun --tag-output tags what a rank flushes: a line of a table may be printed in several parts.
+_INNER_TAG = re.compile(r"\[\d{1,6},\d{1,6}\]<std(?:out|err)>:")
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _CRI = re.compile(r"\S{10,40}\s(std(?:out|err))\s([FP])\s")
 _MAX_CRI_HEAD = 64  # characters, of a time with nanoseconds and the tags
@@ -83,4 +85,5 @@ def _of_docker(line: str) -> _DockerLine | None:
 def strip_prefix(line: str) -> str:
     """Return a whole line as the rank printed it, with the spaces of its own."""
     found = _PREFIXES.match(line)
-    return line[found.end() :] if found else line
+    rest = line[found.end() :] if found else line
+    return _INNER_TAG.sub("", rest) if "]<std" in rest else rest

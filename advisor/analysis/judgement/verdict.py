@@ -204,6 +204,7 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> StepVerdict:
     tables = [item.collectives for item in run.untimed]
     count = sum(map(len, tables))
     volume = sum(float(table["bytes"].sum() or 0) for table in tables)
+    unsized = sum(table["bytes"].null_count() for table in tables)
     parts = []
     if hangs:
         parts.append(
@@ -212,7 +213,8 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> StepVerdict:
     if count:
         where = f", as {len(run.untimed_ranks)} ranks logged them" if len(run.untimed_ranks) > 1 else ""
         were = "was" if count == 1 else "were"
-        parts.append(f"{plural(count, 'collective')} of {bytes_text(volume)} {were} counted{where}")
+        of = " of unknown size" if unsized == count else f" of{' at least' if unsized else ''} {bytes_text(volume)}"
+        parts.append(f"{plural(count, 'collective')}{of} {were} counted{where}")
     known = [link for link in links if link.reached_gbps and link.op != Op.UNKNOWN]
     if known:
         best = max(known, key=lambda link: link.reached_gbps or 0.0)

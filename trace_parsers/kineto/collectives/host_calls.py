@@ -6,6 +6,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.trace_parsers.kernel_kinds import op_of_name
+from paro_advise.trace_parsers.kineto.collectives.sizes import buffer_bytes
 from paro_advise.trace_parsers.kineto.events import CommArgs
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ def calls_by_external(calls: Sequence[HostCall]) -> dict[int, HostCall]:
 def enclosing_calls(calls: Sequence[HostCall], launches: Sequence[tuple[float, int]]) -> list[HostCall | None]:
     """Return the call open on the launching thread at each launch (time_us, tid), the innermost that tells its size.
 
-    Older traces link a kernel to its launch only; the call around the launch carries the arguments.
+    Older traces link a kernel to its launch only; the call around the launch carries the arguments. Of a gather the
+    ``nccl:`` row shows what a rank gives, the ``c10d::`` row around it the whole as well (torch 1.12 to 2.0).
     """
     by_tid: dict[int, list[HostCall]] = {}
     for call in sorted(calls, key=lambda item: item.start_us):
@@ -100,5 +103,7 @@ def enclosing_calls(calls: Sequence[HostCall], launches: Sequence[tuple[float, i
         place = bisect_right(starts.get(tid, []), time) if time == time else 0  # NaN when unknown
         nearest = group[max(0, place - _NUM_NESTED) : place]
         around = [call for call in reversed(nearest) if call.end_us >= time]
-        out.append(next((call for call in around if call.tells), around[0] if around else None))
+        telling = [call for call in around if call.tells]
+        sized = (call for call in telling if buffer_bytes(op_of_name(call.name), call.args) is not None)
+        out.append(next(sized, next(iter([*telling, *around]), None)))
     return out

@@ -40,7 +40,7 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
     is_later = steps_at(steps, rows.start_us[known]) != step_of[known]
     is_behind = (
         float(np.median(starts - launched)) >= LAG_SHARE * float(np.median(lengths))
-        or float(is_later.mean()) > LAG_SHARE
+        or max(float(is_later.mean()), _share_behind(steps, rows, step_of)) > LAG_SHARE
     )
     if not is_behind or (np.diff(starts) <= 0).any():
         return ()
@@ -54,6 +54,17 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
         HostSpan(start_us=float(start), end_us=float(end), tid=step.tid, name=step.name)
         for step, start, end in zip(steps, starts, ends, strict=True)
     )
+
+
+def _share_behind(steps: Sequence[HostSpan], rows: DeviceRows, step_of: NDArray[np.int64]) -> float:
+    """Return how much of the time of rows, by launch in a step, lies behind its end: a few long ones may be most."""
+    import numpy as np
+
+    known = step_of >= 0
+    lengths_us = (rows.end_us - rows.start_us)[known]
+    behind_us = rows.end_us[known] - np.array([step.end_us for step in steps])[step_of[known]]
+    whole_us = float(lengths_us.sum())
+    return float(np.clip(behind_us, 0.0, lengths_us).sum()) / whole_us if whole_us > 0 else 0.0
 
 
 def _starts(num_steps: int, rows: DeviceRows, step_of: NDArray[np.int64]) -> NDArray[np.float64]:
