@@ -9,6 +9,7 @@ from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.facts.model import REPLAYED_CODE, SEVERAL_JOBS_CODE
 from paro_advise.advisor.ranks.constants import IMPOSSIBLE_GBPS
+from paro_advise.advisor.ranks.links.link_fit import unlike_benchmarks
 from paro_advise.advisor.ranks.stalled_steps import STALLED_CODE
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.plural import plural
@@ -41,7 +42,7 @@ def data_quality(
         num_impossible: collectives that the link fit left out.
     """
     order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
-    notes = {*notices, *_unknowns(aligned, run, topology, num_impossible)}
+    notes = {*notices, *unlike_benchmarks(run), *_unknowns(aligned, run, topology, num_impossible)}
     if any(note.code == REPLAYED_CODE for note in notes):
         notes = {replace(note, help="") if note.code in _UNKNOWN_OF_GRAPHS else note for note in notes}
     return tuple(

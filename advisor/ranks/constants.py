@@ -33,6 +33,7 @@ LISTED_JOBS = 8  # jobs that are named when inputs are of several; a screen
 APART_S = 600.0  # s between two traces from which they are of different runs; clocks differ by less; assumed
 LATENCY_BYTES = 64 << 10  # bytes on the wire below which a message is all latency on any link; assumed
 IMPOSSIBLE_GBPS = 2000.0  # 1e9 bytes/s; NVLink 5 moves 1800 per GPU (data sheet), so more cannot be a transfer
+UNLIKE_BENCHMARKS = 2.0  # of the fastest to the slowest of one collective, from which their links differ; assumed
 MIN_SIZE_RATIO = 4.0  # between largest and smallest size for latency and bandwidth to be told apart; assumed
 MAX_FITTED_SIZES = 64  # distinct sizes of a fit over pairs; neighbours share a bin beyond; bounds its time
 LATENCY_TOLERANCE = 0.1  # of a fitted latency that it may be off at least; assumed

@@ -16,11 +16,14 @@ from paro_advise.advisor.ranks.constants import (
     MAX_FITTED_SIZES,
     MEDIAN_ERROR,
     MIN_SIZE_RATIO,
+    UNLIKE_BENCHMARKS,
 )
 from paro_advise.advisor.ranks.links.latency import Fabric, Pace, pace_of, tell_latency
 from paro_advise.advisor.ranks.links.link import LatencySource, Link
 from paro_advise.core.collective import GLOO, Op, bus_factor
+from paro_advise.core.plural import plural
 from paro_advise.core.span import GroupSpan
+from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +53,37 @@ def find_links(aligned: AlignedRun | None, run: Run, fabric: Fabric) -> tuple[li
         links, alone = links + more, alone + (more if is_alone else [])
         num_impossible += num_more
     return tell_latency(links, fabric, alone), num_impossible
+
+
+def unlike_benchmarks(run: Run) -> list[Notice]:
+    """Say which benchmarks of one collective differ so much that they are of unlike links or settings."""
+    import polars as pl
+
+    reached: dict[tuple[str, int], list[float]] = {}
+    for item in run.untimed:
+        known = item.link_samples.filter(
+            (pl.col("op") != Op.UNKNOWN) & (pl.col("group_size") > 1) & (pl.col("time_us") > 0)
+        )
+        if not item.header.is_benchmark or not len(known):
+            continue
+        for (op, size), part in known.group_by("op", "group_size", maintain_order=True):
+            largest = part.filter(pl.col("bytes") == pl.col("bytes").max())
+            wire = float(largest["bytes"][0]) * bus_factor(str(op), int(str(size)))
+            if wire >= LATENCY_BYTES:
+                rate_gbps = wire / float(np.median(largest["time_us"].to_numpy())) / 1e3
+                reached.setdefault((str(op), int(str(size))), []).append(rate_gbps)
+    return [
+        Notice(
+            code="Q341",
+            severity=Severity.WARNING,
+            message=f"{len(rates)} benchmarks of {op} over {plural(size, 'rank')} move {min(rates):.3g} to "
+            f"{max(rates):.3g} GB/s at their largest size, {sum(2 * rate < max(rates) for rate in rates)} of them less "
+            "than half of the fastest: links or settings differ, and the middle of all is used",
+            help="give those of the nodes and the settings of the run",
+        )
+        for (op, size), rates in sorted(reached.items())
+        if max(rates) > UNLIKE_BENCHMARKS * min(rates)
+    ]
 
 
 def fabric_of(run: Run, topology: Topology) -> Fabric:
@@ -196,8 +230,9 @@ def _fit(
     lone: bool,
     is_alone: bool,
 ) -> Link:
-    # Waiting and contention only ever add time, so the lower part of each size is the link.
-    sizes, typical = _typical(wire, time_us, quantile=0.1 if lone else 0.25)
+    # Waiting and contention only ever add time, so the lower part of each size is the link; in benchmarks neither is,
+    # and what differs are nodes and settings.
+    sizes, typical = _typical(wire, time_us, quantile=0.5 if is_alone else 0.1 if lone else 0.25)
     line = _line(sizes, typical, is_alone=is_alone)
     if pace.turns > 1 and line.alpha_us is not None and line.per_byte is not None:
         line = _overlapped_line(sizes, typical, pace)
