@@ -34,6 +34,17 @@ SECRET = "s3cr3tV4lue"
         f"srun --export=ALL,WANDB_API_KEY={SECRET} train.py",
         f"""train.py '{{"wandb_api_key": "{SECRET}"}}'""",
         f"curl -H 'Authorization: Bearer {SECRET}'",
+        f"curl -H 'Authorization: token {SECRET}'",
+        f"""bash -c 'curl -H "Authorization: ApiKey id {SECRET}" https://host'""",
+        f"""bash -c 'curl -u me:{SECRET} https://host'""",
+        f"""train.py '{{"password": "two {SECRET}"}}'""",
+        f"train.py --db-pass {SECRET}",
+        f"DB_PASS={SECRET} train.py --pat {SECRET}",
+        f"train.py 'AccountName=me;AccountKey={SECRET};'",
+        f"train.py --data postgres://me:half/{SECRET}@host/table",
+        f"train.py --data 's3://bucket/key?X-Amz-Signature={SECRET}'",
+        f"train.py --data 'abfs://container/x?sv=1&sig={SECRET}'",
+        f"train.py --notify https://hooks.slack.com/services/T0/B0/{SECRET}",
     ],
 )
 def test_a_secret_never_stands_in_a_command_line(command):
@@ -42,7 +53,13 @@ def test_a_secret_never_stands_in_a_command_line(command):
     assert "***" in masked
 
 
-@pytest.mark.parametrize("token", ["hf_abc", "hf_AbCdEf0123456789", "ghp_0123456789abcdefABCD", "sk-proj-0123456789"])
+@pytest.mark.parametrize(
+    "token",
+    [
+        "hf_abc", "hf_AbCdEf0123456789", "ghp_0123456789abcdefABCD", "sk-proj-0123456789", "glpat-0123456789abcdef",
+        "nvapi-0123456789abcdef", "AIzaSyA0123456789abcdefghij", "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl",
+    ],
+)  # fmt: skip
 def test_tokens_are_known_by_their_makers_prefixes(token):
     assert token not in masked_command(["train.py", token])
     assert token not in masked_command(["train.py", "--extra", f"value:{token}"])
@@ -56,6 +73,8 @@ def test_tokens_are_known_by_their_makers_prefixes(token):
         "train.py --keypoints 17 --monkey banana --keyboard us",
         "train.py --data https://host/data.tar --lr=1e-3",
         "train.py --secretary --author name",
+        "train.py --passes 3 --pattern x --compass n --signal 2 --bypass yes --path a/b",
+        "docker run docker://registry:5000/image@sha256:abc",
         "bash -c 'python train.py --tokens 5 && python key_words.py'",
         "train.py --hf_tokenizer gpt2 --note 'the key is in the door' --map a:b",
         "train.py hf_eval.log --data hf_train.jsonl.gz",

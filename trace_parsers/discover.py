@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -66,10 +67,10 @@ def files_of(text: str) -> tuple[list[Path], bool]:
     """Return the files that a local path or glob leads to, and whether it is a folder or glob."""
     path = Path(text)
     if path.is_dir():
-        # A link that leads nowhere stands for a file that is gone: reading it says so.
-        files = [item for item in sorted(path.rglob("*")) if item.is_file() or not item.exists()]
-        files = [item for item in files if not _is_hidden(item, path)]
-        return [item for item in files if item.suffix.lower() not in _SKIPPED_SUFFIXES], True
+        files, closed = files_below(path)
+        files = [item for item in files if item.suffix.lower() not in _SKIPPED_SUFFIXES]
+        # A folder that may not be looked into stands for what is in it: reading it says so.
+        return sorted(item for item in (*files, *closed) if not _is_hidden(item, path)), True
     if path.exists():
         return ([path] if path.is_file() else []), False
     matches = [Path(item) for item in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207 - absolute patterns
@@ -78,6 +79,27 @@ def files_of(text: str) -> tuple[list[Path], bool]:
         if match.exists():  # else a link that leads nowhere
             files += files_of(str(match))[0]
     return files, True
+
+
+def files_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files below a folder, in order, and the folders there that may not be looked into.
+
+    A link that leads nowhere stands for a file that is gone: reading it says so. Links to folders are not followed.
+    """
+    closed: list[Path] = []
+    found = [
+        Path(place) / name
+        for place, _, names in os.walk(folder, onerror=lambda error: closed.append(Path(error.filename)))
+        for name in names
+    ]
+    return sorted(item for item in found if _may_be_file(item)), sorted(closed)
+
+
+def _may_be_file(path: Path) -> bool:
+    try:
+        return path.is_file() or not path.exists()
+    except OSError:  # of a folder that names what is in it and shows no more
+        return True
 
 
 def _ref_of_object(item: RemoteObject) -> SourceRef:

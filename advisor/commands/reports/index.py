@@ -12,6 +12,7 @@ import click
 
 from paro_advise.core.plural import plural
 from paro_advise.errors import ForeignDataError, NoInputError, WouldOverwriteError
+from paro_advise.trace_parsers.discover import files_below
 from paro_advise.trace_parsers.remote.objects import is_remote
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     targets = Targets.checked(target, force=force)
     found: list[Entry] = []
     problems: list[str] = []
-    files = sorted(path for pattern in ("*.json", "*.html") for path in root.rglob(pattern) if _is_small(path))
+    files, closed = files_below(root)
+    files = [path for path in files if path.suffix in (".json", ".html") and _is_small(path)]
+    problems += [f"{_path_text(path)}: permission denied" for path in closed]
     is_file = target != "-" and not is_remote(target)
     page_folder = Path(target).parent if is_file else root
     for path in files:
@@ -58,12 +61,12 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
             found.append(entry)
     # A page and a JSON of one comparison are one entry; the page can be opened.
     by_content = {entry.data: entry for entry in sorted(found, key=lambda entry: entry.path.endswith(".html"))}
+    for problem in problems:
+        click.echo(plain(f"left out {problem}"), err=True)
     if not by_content:
         raise NoInputError("no comparisons found", where=folder, hint="run `compare` first")
     entries = sorted(by_content.values(), key=lambda entry: entry.modified_s, reverse=True)
     write_output(target, render_index(entries, provenance()).encode(), force=force)
-    for problem in problems:
-        click.echo(plain(f"left out {problem}"), err=True)
     click.echo(", ".join([plural(len(entries), "comparison"), *targets.written()]), err=True)
 
 
