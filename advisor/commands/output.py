@@ -45,11 +45,11 @@ class Targets:
             inputs: what the command reads.
 
         Raises:
-            UsageError: two are the same.
+            UsageError: two are the same, or one has no name.
             WouldOverwriteError: one exists and ``force`` is off, or is one of the inputs.
             OutputError: the folder of one cannot be written.
         """
-        found = cls(tuple(name for name in names if name))
+        found = cls(tuple(name for name in names if name is not None))
         real = {name if name == "-" or is_remote(name) else os.path.realpath(name) for name in found.names}
         if len(real) < len(found.names):
             raise UsageError("every output needs a file of its own, two are the same")
@@ -71,10 +71,13 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
     """Raise before any work is done if a target exists, is an input, or lies in no writable folder.
 
     Raises:
+        UsageError: it has no name.
         WouldOverwriteError: the file exists and ``force`` is off, or it is one of the inputs or lies among them as one.
         OutputError: its folder cannot be written.
     """
-    if not target or target == "-":
+    if target == "":
+        raise UsageError("an output must have a name, got an empty one", hint="is a variable of the shell not set?")
+    if target is None or target == "-":
         return
     if is_remote(target):
         _refuse_remote(target, force=force, inputs=inputs)
@@ -181,6 +184,8 @@ def write_output(target: str, data: bytes, *, force: bool, mode: int | None = No
         OutputError: it cannot be written.
     """
     if target == "-":
+        if sys.stdout is None:  # Python's, where the caller has closed it
+            raise OutputError("an output must be writable: the standard output is closed", where=target)
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return

@@ -45,8 +45,10 @@ class CaptureRequest:
         """Read steps such as "10:13", and ranks such as "auto" or "0-7,64".
 
         Raises:
-            UsageError: they are no such range.
+            UsageError: they are no such range, or the folder has no name.
         """
+        if not str(folder):
+            raise UsageError("a capture needs a folder, got an empty name", hint="is a variable of the shell not set?")
         begin, _, end = steps.partition(":")
         if not (
             begin.isdecimal()

@@ -11,6 +11,7 @@ from paro_advise.core.capture_files import STEP_LOG_PATTERN, TRACE_PATTERN
 from paro_advise.core.plural import plural
 from paro_advise.errors import ParoAdviseError
 from paro_advise.runtime.capture.constants import DEFAULT_MAX_MB, DEFAULT_STEPS
+from paro_advise.runtime.capture.rank_choice import ALL
 
 if TYPE_CHECKING:
     from paro_advise.advisor.facts.capture_log import Captured
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--ranks",
-    default="all",
+    default=ALL,
     show_default=True,
     metavar="all|auto|LIST",
     help="Ranks that write traces: a list such as 0-7,64, or few that show every node and group.",
@@ -62,19 +63,25 @@ def command(
     with replacing_capture(request.folder, force=force):
         code = run_job(job, job_environment(os.environ, request.to_environment()))
     if not quiet:
-        summary(request)
+        summary(request, code)
     return code
 
 
-def summary(request: CaptureRequest, plan_file: str = "") -> None:
-    """Say on stderr what a capture brought, under a plan or not; a job's exit code must not depend on it."""
+def summary(request: CaptureRequest, code: int, plan_file: str = "") -> None:
+    """Say on stderr what a capture brought; a job's exit code must not depend on it.
+
+    Args:
+        request: what was to be captured.
+        code: the job's.
+        plan_file: that it ran under, "" for none.
+    """
     try:
-        _say(request, plan_file)
+        _say(request, code, plan_file)
     except (ParoAdviseError, OSError) as error:
         click.echo(f"paro-advise: the capture cannot be read: {error}", err=True)
 
 
-def _say(request: CaptureRequest, plan_file: str) -> None:
+def _say(request: CaptureRequest, code: int, plan_file: str) -> None:
     from paro_advise.advisor.facts.capture_log import captured_of
     from paro_advise.trace_parsers.discover import find_inputs
     from paro_advise.trace_parsers.logs.step_log import read_step_logs
@@ -83,7 +90,7 @@ def _say(request: CaptureRequest, plan_file: str) -> None:
     traces = sorted(folder.glob(TRACE_PATTERN)) if folder.is_dir() else []
     logs = sorted(folder.glob(STEP_LOG_PATTERN)) if folder.is_dir() else []
     captured = captured_of(read_step_logs(find_inputs([str(path) for path in logs])[0])[0]) if logs else None
-    for line in _lines(request, len(traces), captured):
+    for line in _lines(request, code, len(traces), captured):
         click.echo(line, err=True)
     if traces and captured is not None:
         from paro_advise.core.secrets import masked_command
@@ -96,8 +103,13 @@ def _say(request: CaptureRequest, plan_file: str) -> None:
         click.echo(f"next: paro-advise {words}", err=True)
 
 
-def _lines(request: CaptureRequest, num_traces: int, captured: Captured | None) -> list[str]:
+def _lines(request: CaptureRequest, code: int, num_traces: int, captured: Captured | None) -> list[str]:
     """Return what a capture brought, for people."""
+    if captured is None and code:
+        return [
+            f"paro-advise: nothing was captured in {request.folder}: the job ended with exit code {code} before a step "
+            "was logged; what it printed says why"
+        ]
     if captured is None:
         return [
             f"paro-advise: nothing was captured in {request.folder}: no process took a step with a torch optimizer",
@@ -108,7 +120,8 @@ def _lines(request: CaptureRequest, num_traces: int, captured: Captured | None) 
     lines = [f"paro-advise: {steps_seen} seen, traces of {num_traces} of {ranks}"]
     steps = f"{request.first}:{request.last}"
     if not num_traces and captured.steps and captured.steps[-1].step >= request.last - 1:
-        lines.append(f"  the steps {steps} ran, but none of the ranks {request.ranks.text} wrote a trace of them")
+        whom = "no rank" if request.ranks.text == ALL else f"none of the ranks {request.ranks.text}"
+        lines.append(f"  the steps {steps} ran, but {whom} wrote a trace of them")
     elif not num_traces:
         lines.append(f"  the job ended before the steps {steps} were over; capture again with earlier --steps")
     if captured.overhead_share is not None:

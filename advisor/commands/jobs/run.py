@@ -79,7 +79,7 @@ def command(
     changes = {PLAN_VARIABLE: str(Path(plan_file).absolute()), DRIFT_VARIABLE: ",".join(allow_drift)}
     if job:
         changes[JOB_VARIABLE] = str(Path(job).absolute())
-    request = CaptureRequest.of(folder, steps) if folder else None
+    request = CaptureRequest.of(folder, steps) if folder is not None else None
     if request:
         changes |= request.to_environment()
     replacing = replacing_capture(request.folder, force=force) if request else nullcontext()
@@ -93,7 +93,7 @@ def command(
             with suppress(OSError):
                 beside.unlink()
     if request:
-        summary(request, plan_file)
+        summary(request, code, plan_file)
     if code == 0 and not is_applied:
         raise StalePlanError(
             "the job ended without applying the plan",
