@@ -415,3 +415,28 @@ def test_gathers_in_a_group_that_scatters_in_forward_are_activations(group, nbyt
     scattered = replace(call(Op.REDUCE_SCATTER, phase="forward", nbytes=8_000_000), group="0,1")
     gather = replace(call(Op.ALL_GATHER, phase="backward", nbytes=nbytes), group=group)
     assert attribute(gather, RunContext.of([scattered, gather])).state == state
+
+
+@pytest.mark.parametrize(
+    "name", ["LinearWithGradAccumulationAndAsyncCommunicationBackward", "_CopyToModelParallelRegionBackward"]
+)
+def test_what_megatrons_functions_reduce_in_backward_are_no_gradients(name):
+    """Tensor parallelism sums gradients of activations; before torch 2.1 no group tells."""
+    summed = call(Op.ALL_REDUCE, owner=f"autograd::engine::evaluate_function: {name}", phase="backward", desc="")
+    assert attribute(summed, NO_CONTEXT).state == State.OTHER
+    assert attribute(replace(summed, owner=ACCUMULATE), NO_CONTEXT).state == State.GRADIENT
+
+
+def test_tensor_parallelism_is_told_by_megatrons_functions_where_no_group_is_named(tmp_path):
+    trace = TraceBuilder(0, 2, groups=[("0", "", [0, 1])])
+    for step in range(2):
+        base = step * 1000.0
+        trace.step(step, base, 1000.0)
+        trace.compute(base, 300)
+        trace.row("cpu_op", "_ReduceFromModelParallelRegion", base + 90, 40)
+        trace.collective("AllReduce", base + 300, 200, nelems=1 << 16, issue=base + 100, seq=step)
+        trace.backward(base + 600, 300, sequence=step + 1, tid=2)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert set(analysis.model_parallel) == {"tensor"}
+    assert analysis.model_parallel["tensor"].count == 1
+    assert analysis.states["other"].evidence == Evidence.ANNOTATION

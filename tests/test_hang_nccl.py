@@ -58,11 +58,12 @@ def test_one_rank_whose_collectives_are_finished_does_not_speak_for_all(tmp_path
 def watchdog(rank, *, done, issued, place="[PG 0 (default_pg) Rank {}]"):
     """Return the two lines that a rank's watchdog writes (torch 2.4: ProcessGroupNCCL.cpp)."""
     prefix = f"[rank{rank}]:[E1003 18:37:01.832 ProcessGroupNCCL.cpp:607] "
+    work = f"WorkNCCL(SeqNum={done + 1}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=1800000)"
+    counters = f"last enqueued NCCL work: {issued}, last completed NCCL work: {done}."
+    at = f"{place.format(rank)} Exception (either an error or timeout) detected by watchdog at work: {done + 1}"
     return [
-        f"{prefix}[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={done + 1}, "
-        "OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=1800000) ran for 1800017 milliseconds",
-        f"{prefix}{place.format(rank)} Exception (either an error or timeout) detected by watchdog at work: {done + 1}, "
-        f"last enqueued NCCL work: {issued}, last completed NCCL work: {done}.",
+        f"{prefix}[Rank {rank}] Watchdog caught collective operation timeout: {work} ran for 1800017 milliseconds",
+        f"{prefix}{at}, {counters}",
     ]
 
 

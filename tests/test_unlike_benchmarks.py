@@ -32,7 +32,9 @@ def test_the_middle_of_unlike_benchmarks_is_taken_and_told(tmp_path):
     (link,) = analysis.links
     assert link.busbw_gbps == pytest.approx(9.0, rel=0.02)
     (note,) = [item for item in analysis.data_quality if item.code == "Q341"]
-    assert note.message.startswith("5 benchmarks of all_gather over 4 ranks move 3.2 to 20 GB/s at their largest size, ")
+    assert note.message.startswith(
+        "5 benchmarks of all_gather over 4 ranks move 3.2 to 20 GB/s at their largest size, "
+    )
     assert "3 of them less than half of the fastest" in note.message
 
 

@@ -16,8 +16,8 @@ from paro_advise.advisor.cli import run
 from paro_advise.advisor.facts.work import own_times, short_name, work_kind
 from paro_advise.advisor.prediction.fitting.run_memory import other_bytes
 from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
-from paro_advise.trace_parsers.kineto.device.products import _flops_of, product_flops
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, computes_16_bit, kind_of_kernel
+from paro_advise.trace_parsers.kineto.device.products import _flops_of, product_flops
 
 
 @pytest.mark.parametrize(

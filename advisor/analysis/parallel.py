@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.constants import MAJORITY_SHARE
 from paro_advise.advisor.analysis.model import ParallelEntry
 from paro_advise.advisor.analysis.observed.strategy import StrategySource
-from paro_advise.advisor.facts.attribution import AVERAGES
+from paro_advise.advisor.facts.attribution import AVERAGES, TENSOR_PARALLEL
 from paro_advise.advisor.facts.frames import mean_bytes
 from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.core.collective import POINT_TO_POINT
@@ -80,9 +80,8 @@ def parallel_entries(aligned: AlignedRun | None, run: Run) -> dict[str, Parallel
     rows = aligned.table.filter(pl.col("state") == State.OTHER.value)
     names = rows["group_desc"].fill_null("").unique().to_list()
     dimensions = {name: dimension for name in names if (dimension := dimension_of(name)) is not None}
-    if not dimensions:
-        return {}
     of = pl.col("group_desc").replace_strict(dimensions, default=None, return_dtype=pl.String)
+    of = of.fill_null(pl.when(pl.col("detail") == TENSOR_PARALLEL).then(pl.lit("tensor")))  # before torch 2.1
     named = rows.with_columns(of.alias("dimension")).filter(pl.col("dimension").is_not_null())
     rank_steps = max(1, len(run.steps))
     most_us = {

@@ -232,9 +232,7 @@ def _by_annotation(call: Call, context: RunContext) -> Attribution | None:
     in_accumulate = "AccumulateGrad" in owner or "reducer::" in owner
     if context.is_ddp and in_accumulate and call.op == Op.ALL_REDUCE and not _is_scalar(call):
         return _annotated(State.GRADIENT, "reduce")
-    if "aten::linalg_vector_norm" in owner:
-        return _annotated(State.OTHER, "gradient norm")
-    return None
+    return next((_annotated(State.OTHER, detail) for pattern, detail in _OF_OTHERS if pattern.search(owner)), None)
 
 
 def _by_fsdp1(call: Call, context: RunContext) -> Attribution | None:
@@ -365,6 +363,12 @@ def _by_operation(call: Call, context: RunContext) -> Attribution | None:
 OF_OPTIMIZER = "of the optimizer's own"
 # What is averaged after the optimizer's step, as local SGD does with parameters.
 AVERAGES = "averages after the step"
+TENSOR_PARALLEL = "tensor parallel"  # detail of activations that tensor parallelism sends
+# Among them Megatron-LM's autograd functions, forward and backward (core/tensor_parallel).
+_OF_OTHERS = (
+    (re.compile(r"(?:Model|Sequence)ParallelRegion|LinearWithGradAccumulation|_VocabParallelCross"), TENSOR_PARALLEL),
+    (re.compile(r"aten::linalg_vector_norm"), "gradient norm"),
+)
 
 # The node of the backward pass that a gather of the script's own leaves, by its operator or its class.
 _GATHERS_BACKWARD = re.compile(r"evaluate_function: \w*all_?gather\w*Backward", re.IGNORECASE)

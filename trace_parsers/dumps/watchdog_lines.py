@@ -6,8 +6,8 @@ Two lines tell how far a rank has come in a group; as torch 2.3 and newer write 
 * ``[PG ID 1 PG GUID 2(pair) Rank 1] ... at work: 7, last enqueued NCCL work: 9, last completed NCCL work: 6.``
   (torch 2.4: ``[PG 2 (pair) Rank 1]``; torch 2.3: ``[PG 2 Rank 1]``)
 
-The rank in brackets is that of the group; which rank of the job it is, torch's own prefix ``[rank3]:`` tells. Ranks that
-waited for nothing have no such lines: how many there are, NCCL's own lines tell where ``NCCL_DEBUG=INFO`` was set
+The rank in brackets is that of the group; which rank of the job it is, torch's own prefix ``[rank3]:`` tells. Ranks
+that waited for nothing have no such lines: how many there are, NCCL's own lines tell where ``NCCL_DEBUG=INFO`` was set
 (``... rank 3 nranks 8 cudaDev 3 ...``).
 """
 
@@ -34,7 +34,8 @@ _TIMEOUT = re.compile(
     r"collective operation timeout: WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}))?"
 )
 _COUNTERS = re.compile(
-    r"\[PG (?:ID \d{1,7} PG GUID (?P<guid>[^\s(]{1,80})(?:\((?P<description>[^)]{0,80})\))?|(?P<id>\d{1,7})(?: \((?P<name>[^)]{0,80})\))?) "
+    r"\[PG (?:ID \d{1,7} PG GUID (?P<guid>[^\s(]{1,80})(?:\((?P<description>[^)]{0,80})\))?"
+    r"|(?P<id>\d{1,7})(?: \((?P<name>[^)]{0,80})\))?) "
     r"Rank (?P<place>\d{1,7})\]"
     r".{0,600}?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,19}),.{0,80}? "
     r"last completed (?:NCCL )?work: (?P<completed>-?\d{1,19})",

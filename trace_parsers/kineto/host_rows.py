@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.columns import HostColumns
 
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
-_OWNER_NAMES = (AUTOGRAD_NODE, "c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_")
+# Autograd functions in which tensor parallelism sends activations (Megatron-LM, core/tensor_parallel).
+_TENSOR_PARALLEL = (
+    "_CopyToModelParallel", "_ReduceFromModelParallel", "_ScatterToModelParallel", "_GatherFromModelParallel",
+    "_ScatterToSequenceParallel", "_GatherFromSequenceParallel", "_ReduceScatterToSequenceParallel",
+    "LinearWithGradAccumulation", "_VocabParallelCrossEntropy",
+)  # fmt: skip
+_OWNER_NAMES = (
+    AUTOGRAD_NODE, "c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_", *_TENSOR_PARALLEL,
+)  # fmt: skip
 _LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 _NO_OWNERS = ("nccl:", "gloo:", "ProfilerStep")
 NOWHERE = (-1.0, -1)  # (us, thread id); the query of a call that is unknown; no span is open there

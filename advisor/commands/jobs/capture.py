@@ -106,10 +106,8 @@ def _say(request: CaptureRequest, code: int, plan_file: str) -> None:
 def _lines(request: CaptureRequest, code: int, num_traces: int, captured: Captured | None) -> list[str]:
     """Return what a capture brought, for people."""
     if captured is None and code:
-        return [
-            f"paro-advise: nothing was captured in {request.folder}: the job ended with exit code {code} before a step "
-            "was logged; what it printed says why"
-        ]
+        why = f"the job ended with exit code {code} before a step was logged; what it printed says why"
+        return [f"paro-advise: nothing was captured in {request.folder}: {why}"]
     if captured is None:
         return [
             f"paro-advise: nothing was captured in {request.folder}: no process took a step with a torch optimizer",

@@ -99,6 +99,6 @@ def command(
             "the job ended without applying the plan",
             hint="its Python needs paro-advise, its launcher must pass PYTHONPATH and PARO_* on to the ranks, and "
             "its script must use FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer or DeepSpeed. If it printed that it runs "
-            "under the plan, its ranks could write neither to this node's folder for temporary files nor beside the plan",
+            "under the plan, its ranks could write neither to this node's temporary files nor beside the plan",
         )
     return code

@@ -346,8 +346,8 @@ def copied_module(module: nn.Module, plain: type, memo: dict[int, object]) -> nn
     memo.update((id(state), None) for state in states)
     copied: nn.Module = object.__new__(plain)
     memo[id(module)] = copied
-    # What the model's class itself leaves out of copies (Lightning: its trainer) stays out. Its __reduce__ is not asked:
-    # what that returns may hold the state anywhere.
+    # What the model's class itself leaves out of copies (Lightning: its trainer) stays out. Its __reduce__ is not
+    # asked: what that returns may hold the state anywhere.
     state = module.__getstate__()  # type: ignore[no-untyped-call]  # object's, of which torch's stubs know nothing
     copied.__setstate__(copy.deepcopy(state, memo))  # type: ignore[no-untyped-call]  # as torch declares it
     for part in copied.modules():
