@@ -78,8 +78,8 @@ class Switchboard:
             self._waiting = (int(step), plan)
             self._num_taken += 1
             self._is_announced = False
-        elif dist.get_rank() == 0 and not self._is_announced and (plan := self._request()) is not None:
-            message = b"%d %s" % (self._steps + NOTICE_STEPS, plan)
+        elif dist.get_rank() == 0 and not self._is_announced and (asked := self._request()) is not None:
+            message = b"%d %s" % (self._steps + NOTICE_STEPS, asked)
             store.set(key, message)  # type: ignore[arg-type]  # torch takes bytes, its stub names str only
             self._is_announced = True
 
