@@ -51,6 +51,7 @@ def gather_of_older_torch(trace):
             launch_us, thread = event["ts"] - trace.offset + 3, event["tid"]
         elif event["cat"] == "kernel" and SIZES[0] in args:
             del args["External id"]
+            event["name"] = event["name"].replace("AllGather", "SendRecv")
             trace.row("cuda_runtime", "cudaLaunchKernelExC", launch_us, 1, thread, correlation=args["correlation"])
         if event["name"] == "c10d::_allgather_base_":
             args |= {"Input Dims": [[4096], [2048], []], "Input type": ["c10::BFloat16", "c10::BFloat16", ""]}

@@ -76,12 +76,8 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
             culprits = [_deviating(odd, dumps)]
     alone = _alone(culprits, pending)
     unseen = [one.rank for one in culprits if one.cause == Cause.GONE]
-    # More likely their files were not given than that so many are gone.
     unknown = sorted({*unseen, *unread_ends})
-    # And in a log all are silent that the launcher ended before their own wait was over, or that it was cut of.
-    is_log = all(dump.is_log for dump in dumps.values())
-    is_part = bool(unseen) and len(unknown) > 1 and len(unknown) >= len(dumps)
-    is_part = is_part or (is_log and bool(unseen) and (len(unknown) > 1 or len(dumps) == 1))
+    is_part = bool(unseen) and _are_rather_missing(unknown, dumps)
     # One rank that died takes others with it; several of which nothing is here may as well be left out by whoever asks,
     # and so may one where another rank waits in nothing and is stuck.
     doubtful = late_or_victims if len(unseen) == len(culprits) > 1 else []
@@ -91,7 +87,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     if alone is not None or is_part or doubtful:
         culprits = []
     # What others have finished, all ranks had begun; a broadcast's root may finish first.
-    if is_part and is_log and 0 < 2 * len(stuck) < len(dumps):
+    if is_part and _are_logs(dumps) and 0 < 2 * len(stuck) < len(dumps):
         culprits, is_part = [_culprit(rank, pending, stuck, dumps) for rank in sorted(stuck)], False
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
     text = _text(culprits, mismatches, circle, pending, alone, unknown if is_part else (), missing)
@@ -108,6 +104,20 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
         mismatches=tuple(_mismatch(*found) for found in mismatches),
         circle=tuple(sorted(circle)),
     )
+
+
+def _are_rather_missing(unknown: Sequence[int], dumps: Mapping[int, RankDump]) -> bool:
+    """Tell whether ranks are rather left out of what was given than gone: so many hardly are.
+
+    And in a log all are silent that the launcher ended before their own wait was over, or that it was cut of.
+    """
+    if _are_logs(dumps):
+        return len(unknown) > 1 or len(dumps) == 1
+    return len(unknown) > 1 and len(unknown) >= len(dumps)
+
+
+def _are_logs(dumps: Mapping[int, RankDump]) -> bool:
+    return all(dump.is_log for dump in dumps.values())
 
 
 def _find_awaited(pending: Sequence[PendingCollective], transfers: Mapping[int, set[int]]) -> dict[int, set[int]]:

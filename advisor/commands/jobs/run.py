@@ -6,11 +6,23 @@ import os
 import tempfile
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from paro_advise.errors import StalePlanError, UsageError
 from paro_advise.runtime.capture.constants import DEFAULT_STEPS
+from paro_advise.runtime.job import (
+    APPLIED_VARIABLE,
+    DRIFT_VARIABLE,
+    JOB_VARIABLE,
+    PLAN_VARIABLE,
+    job_environment,
+    marker_beside,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 @click.command("run", short_help="Run an unchanged training job under a plan.")
@@ -47,29 +59,15 @@ def command(
       paro-advise run --plan plan.json -- torchrun --nproc-per-node 8 train.py
       paro-advise run --plan plan.json --capture after -- torchrun --nproc-per-node 8 train.py
     """
-    from paro_advise.advisor.commands.child_process import run_job
     from paro_advise.advisor.commands.jobs.capture import summary
     from paro_advise.advisor.commands.jobs.capture_folder import replacing_capture
     from paro_advise.policies.plan import Verdict, check_runnable, kept_text, read_plan
     from paro_advise.runtime.capture.request import CaptureRequest
-    from paro_advise.runtime.job import (
-        APPLIED_VARIABLE,
-        DRIFT_VARIABLE,
-        JOB_VARIABLE,
-        PLAN_VARIABLE,
-        job_environment,
-        marker_beside,
-    )
 
     if folder is None and (steps or force):
         raise UsageError("--steps and --force need --capture")
     steps = steps or DEFAULT_STEPS
-    if Path(plan_file).exists() and not Path(plan_file).is_file():
-        raise UsageError(
-            "--plan must be a file that every rank can read, got a folder or a pipe",
-            where=plan_file,
-            hint="write the plan to a file first",
-        )
+    _refuse_pipe(plan_file)
     plan = read_plan(plan_file)
     check_runnable(plan)
     if plan.verdict == Verdict.KEEP:
@@ -83,18 +81,11 @@ def command(
     if request:
         changes |= request.to_environment()
     replacing = replacing_capture(request.folder, force=force) if request else nullcontext()
-    with replacing, tempfile.TemporaryDirectory(prefix="paro-advise-") as folder_of_marker:
-        marker = Path(folder_of_marker) / "applied"
-        beside = marker_beside(Path(plan_file).absolute(), marker)
-        try:
-            code = run_job(job_command, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
-            is_applied = marker.exists() or beside.exists() or plan.verdict == Verdict.KEEP
-        finally:
-            with suppress(OSError):
-                beside.unlink()
+    with replacing:
+        code, is_applied = _run_marked(job_command, changes)
     if request:
         summary(request, code, plan_file)
-    if code == 0 and not is_applied:
+    if code == 0 and not is_applied and plan.verdict != Verdict.KEEP:
         raise StalePlanError(
             "the job ended without applying the plan",
             hint="its Python needs paro-advise, its launcher must pass PYTHONPATH and PARO_* on to the ranks, and "
@@ -102,3 +93,32 @@ def command(
             "under the plan, its ranks could write neither to this node's temporary files nor beside the plan",
         )
     return code
+
+
+def _refuse_pipe(plan_file: str) -> None:
+    """Refuse what can be read once only.
+
+    Raises:
+        UsageError: the plan is no regular file.
+    """
+    if Path(plan_file).exists() and not Path(plan_file).is_file():
+        raise UsageError(
+            "--plan must be a file that every rank can read, got a folder or a pipe",
+            where=plan_file,
+            hint="write the plan to a file first",
+        )
+
+
+def _run_marked(job: Sequence[str], changes: Mapping[str, str]) -> tuple[int, bool]:
+    """Run a job with such variables; return its exit code, and whether a rank said that its plan is applied."""
+    from paro_advise.advisor.commands.child_process import run_job
+
+    with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder:
+        marker = Path(folder) / "applied"
+        beside = marker_beside(Path(changes[PLAN_VARIABLE]), marker)
+        try:
+            code = run_job(job, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
+            return code, marker.exists() or beside.exists()
+        finally:
+            with suppress(OSError):
+                beside.unlink()

@@ -154,7 +154,8 @@ def _add_kernel(
 
 def _op_of_kernel(kernel: CommKernel, call: HostCall | None, args: CommArgs) -> Op:
     """Return the collective by the arguments, the call or the kernel, whichever first names one."""
-    span = call.name if call and call.name.startswith("nccl:") else ""
+    # A gather's size stands in the c10d row; its kernel may be one that sends and receives.
+    span = call.name if call and call.name.startswith(("nccl:", "c10d::_allgather_base")) else ""
     ops = (op_of_name(name) for name in (str(args.collective or ""), span, kernel.name))
     return next((op for op in ops if op != Op.UNKNOWN), Op.UNKNOWN)
 
