@@ -42,3 +42,20 @@ def test_benchmarks_that_agree_need_no_word(tmp_path):
     analysis = of_rates(tmp_path, 9.0, 10.0, 11.0)
     assert analysis.links[0].busbw_gbps == pytest.approx(10.0, rel=0.02)
     assert "Q341" not in {item.code for item in analysis.data_quality}
+
+
+def test_a_list_of_ranks_that_was_cut_does_not_tell_how_many_there_are(tmp_path):
+    """Of 72 ranks a page shows the last line; bus over algorithm bandwidth, 2 * 71 / 72, tells the rest."""
+    rows = []
+    for num_bytes in (1 << 28, 1 << 30, 1 << 33):
+        algbw = 400.0
+        row = f"{num_bytes / algbw / 1e3:.2f} {algbw:.2f} {algbw * 2 * 71 / 72:.2f} 0"
+        rows.append(f"{num_bytes} {num_bytes // 4} float sum -1 {row} {row}")
+    last = "#  Rank 71 Group  0 Pid  14840 on node17 device  3 [0x01] NVIDIA GB200\n"
+    text = f"# Benchmarks of DeepSpeed nodes\n{last}{COLUMNS}" + "\n".join(rows) + "\n"
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
+    analysis = analyze(tmp_path / "README.md")
+    (link,) = analysis.links
+    assert (link.op, link.group_size, link.num_nodes) == ("all_reduce", 72, None)
+    assert analysis.run.world_size in (None, 72)
+    assert analysis.run.framework == "unknown"

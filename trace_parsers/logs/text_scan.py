@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.core.framework import Framework
 from paro_advise.core.plural import plural
 from paro_advise.errors import UnknownFormatError
 from paro_advise.trace_parsers.logs.log_lines import strip_prefix, whole_lines
@@ -108,6 +109,7 @@ def _header(scan: TextScan) -> SourceHeader:
     size, num_nodes, local_ranks = nccl.layout()
     listed_size, listed_nodes = benchmark.largest
     rank = min(nccl.ranks) if len(nccl.ranks) == 1 and size != 1 else None
+    is_benchmark = benchmark.num_rows > 0 and training.is_empty
     metadata = {**training.metadata(), **nccl.metadata()}
     if benchmark.num_empty:
         metadata["empty_benchmark_rows"] = str(benchmark.num_empty)
@@ -123,9 +125,9 @@ def _header(scan: TextScan) -> SourceHeader:
         groups=nccl.process_groups(),
         median_iteration_us=training.median_iteration_us,
         mean_iteration_us=training.mean_iteration_us,
-        framework=training.framework,
+        framework=Framework.UNKNOWN if is_benchmark else training.framework,  # a page of benchmarks may name some
         zero_stage=training.zero_stage,
-        is_benchmark=benchmark.num_rows > 0 and training.is_empty,
+        is_benchmark=is_benchmark,
         remarks=metadata,
     )
 

@@ -70,9 +70,15 @@ class _Table:
     program: str = ""
     groups: Counter[int] = field(default_factory=Counter)
     num_ranks: int = 0
+    last_rank: int = -1
     devices: dict[str, set[str]] = field(default_factory=dict)
     rows: list[_Row] = field(default_factory=list)
     mentioned: Op = Op.UNKNOWN
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether the list of ranks lacks some, as where somebody has pasted its last line."""
+        return self.last_rank >= max(self.num_ranks, 1) and self.num_ranks < MAX_BENCHMARK_RANKS
 
 
 def _measurement(tokens: list[str]) -> _Measurement | None:
@@ -182,6 +188,7 @@ class BenchmarkTables:
         table = self._table
         if table.num_ranks < MAX_BENCHMARK_RANKS:
             table.num_ranks += 1
+            table.last_rank = max(table.last_rank, int(found[1]))
             table.groups[int(found[2] or 0)] += 1
             table.devices.setdefault(found[3], set()).add(found[4])
             self.device_name = self.device_name or found[5].strip()
@@ -216,8 +223,8 @@ class BenchmarkTables:
             self._add_row(self._pending)
             self._pending = []
         table, self._table = self._table, _Table(mentioned=self._table.mentioned)
-        listed = table.groups[min(table.groups)] if table.groups else None
-        num_nodes = len(table.devices) or None
+        listed = table.groups[min(table.groups)] if table.groups and not table.is_cut else None
+        num_nodes = (len(table.devices) or None) if not table.is_cut else None
         if listed:
             self.largest = max(self.largest, (listed, num_nodes or 0))
             per_host = max(len(devices) for devices in table.devices.values())
