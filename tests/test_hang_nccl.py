@@ -55,10 +55,12 @@ def test_one_rank_whose_collectives_are_finished_does_not_speak_for_all(tmp_path
     )
 
 
-def watchdog(rank, *, done, issued, place="[PG 0 (default_pg) Rank {}]"):
+def watchdog(
+    rank, *, done, issued, place="[PG 0 (default_pg) Rank {}]", what="OpType=ALLREDUCE, NumelIn=8, NumelOut=8"
+):
     """Return the two lines that a rank's watchdog writes (torch 2.4: ProcessGroupNCCL.cpp)."""
     prefix = f"[rank{rank}]:[E1003 18:37:01.832 ProcessGroupNCCL.cpp:607] "
-    work = f"WorkNCCL(SeqNum={done + 1}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=1800000)"
+    work = f"WorkNCCL(SeqNum={done + 1}, {what}, Timeout(ms)=1800000)"
     counters = f"last enqueued NCCL work: {issued}, last completed NCCL work: {done}."
     at = f"{place.format(rank)} Exception (either an error or timeout) detected by watchdog at work: {done + 1}"
     return [
@@ -108,3 +110,18 @@ def test_a_root_that_has_finished_first_makes_no_culprits_of_the_others(tmp_path
         *(line for rank in (1, 4, 5) for line in watchdog(rank, done=6, issued=8)),
     ]
     assert told_of(tmp_path, capsys, lines, 8).startswith("Cannot tell who is at fault")
+
+
+@pytest.mark.parametrize(
+    ("what", "missing"),
+    [
+        ("OpType=_REDUCE_SCATTER_BASE, NumelIn=64, NumelOut=8", "ranks 0, 5"),
+        ("OpType=_ALLGATHER_BASE, NumelIn=8, NumelOut=64", "ranks 0, 5"),
+    ],
+)
+def test_the_buffers_of_a_gather_tell_how_many_ranks_its_group_has(what, missing, tmp_path, capsys):
+    """Of a group of 8 ranks that is not the default one the log shows 6; 0 and 5 are none of the others' either."""
+    place = "[PG 1 Rank {}]"
+    lines = [line for rank in (1, 2, 3, 4, 6, 7) for line in watchdog(rank, done=16, issued=17, place=place, what=what)]
+    text = told_of(tmp_path, capsys, lines)
+    assert text.startswith(f"Cannot tell who is at fault: others wait for {missing}, of which nothing is here.")

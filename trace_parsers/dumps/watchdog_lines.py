@@ -32,6 +32,7 @@ _RANK = re.compile(r"\[rank(\d{1,7})\]:")
 _GROUP_RANK = re.compile(r"\[(?:PG [^\]]{0,200} )?Rank (\d{1,7})\]")
 _TIMEOUT = re.compile(
     r"collective operation timeout: WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}))?"
+    r"(?:, NumelOut=(\d{1,15}))?"
 )
 _COUNTERS = re.compile(
     r"\[PG (?:ID \d{1,7} PG GUID (?P<guid>[^\s(]{1,80})(?:\((?P<description>[^)]{0,80})\))?"
@@ -53,12 +54,20 @@ _TRANSFERS = frozenset({"SEND", "RECV", "COALESCED", "UNKNOWN"})  # counted apar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
-    """What timed out: its number, as the flight recorder names it, and the elements of the rank's buffer."""
+    """What timed out.
+
+    Attributes:
+        number: counted by the group.
+        name: as the flight recorder names it.
+        elements: of the rank's input.
+        ranks: of the group, as a gather's or a scatter's two buffers tell; None where they do not.
+    """
 
     number: int
     name: str
     op: Op
     elements: int | None
+    ranks: int | None = None
 
 
 @dataclass(slots=True)
@@ -120,6 +129,7 @@ def _feed(seen: _Seen, line: str, path: str) -> None:
             name=_NAMES.get(timeout[2], timeout[2].lower()),
             op=op_of_name(timeout[2]),
             elements=int(timeout[3]) if timeout[3] else None,
+            ranks=_ranks_of(op_of_name(timeout[2]), int(timeout[3] or 0), int(timeout[4] or 0)),
         )
     if counters is None or len(seen.counters) >= MAX_GROUPS:
         return
@@ -137,6 +147,14 @@ def _feed(seen: _Seen, line: str, path: str) -> None:
     seen.descriptions.setdefault(group, bounded_text(counters["description"] or counters["name"] or ""))
     if (last := seen.last.get(rank)) is not None and last.number == _next(known):
         seen.operations.setdefault((rank, group), last)
+
+
+def _ranks_of(op: Op, inputs: int, outputs: int) -> int | None:
+    """Return how many ranks a gather or a scatter joins by the elements of its buffers."""
+    part, whole = sorted((inputs, outputs))
+    if op not in (Op.ALL_GATHER, Op.REDUCE_SCATTER) or part <= 0 or whole % part or whole == part:
+        return None
+    return whole // part
 
 
 def _next(pair: tuple[int, int]) -> int:
@@ -186,7 +204,7 @@ def _issued(group: str, description: str, operation: _Operation, size: int | Non
         peer=None,
         bytes=None,
         dtype="",
-        group_size=size,
+        group_size=size or operation.ranks,
         owner="",
         is_backward=False,
         is_done=False,
