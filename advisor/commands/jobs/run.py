@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 @click.option("--plan", "plan_file", required=True, metavar="FILE", help="The plan that `recommend` wrote.")
 @click.option("--capture", "folder", metavar="DIR", help="Also record steps, as `capture -o DIR` does.")
 @click.option("--steps", metavar="FIRST:END", help=f"Steps to record, from 0.  [default: {DEFAULT_STEPS}]")
-@click.option("--job", metavar="DIR", help="Folder through which `switch` reaches the running job.")
+@click.option(
+    "--job", metavar="DIR", help="Folder through which `switch` reaches the running job; on all nodes or none."
+)
 @click.option(
     "--allow-drift",
     multiple=True,
