@@ -195,6 +195,7 @@ def _report(error: ParoAdviseError, *, as_json: bool) -> None:
 
         told = {"message": error.what, "where": error.where, "hint": error.hint}
         body = {"code": error.code} | {key: masked_text(text) if text else text for key, text in told.items()}
-        click.echo(to_json({"error": body}).decode(), nl=False)  # says nothing where the output is closed
+        with suppress(OSError):  # of a full disk; the lines below say what went wrong before
+            click.echo(to_json({"error": body}).decode(), nl=False)
     for line in error.lines():
         click.echo(plain(masked_text(line)), err=True)

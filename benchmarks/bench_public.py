@@ -40,8 +40,9 @@ from paro_advise.advisor.description.model import (
     Parallel,
     RatesByNodes,
 )
+from paro_advise.advisor.prediction.advice.questions import Question
 from paro_advise.advisor.prediction.candidates import baseline_candidate
-from paro_advise.advisor.prediction.recommend import step_range
+from paro_advise.advisor.prediction.recommend import recommend, step_range
 from paro_advise.advisor.prediction.scoring import Limits, score
 from paro_advise.core.collective import Op
 from paro_advise.errors import ParoAdviseError
@@ -157,16 +158,16 @@ def changed(calibration: Calibration, triple: str) -> Quantiles:
 
 
 def moved(small: Row, row: Row, links: RatesByNodes) -> Quantiles:
-    """Return the predicted step (us) of a row, from the arithmetic of a smaller one of its series."""
-    # The row's own speed is not looked at.
-    wide = calibrate_described(described(row, links, tokens_per_s=1.0), 1.0)
-    if small.dp == 1:  # nothing is sent, all states are updated
-        passes_us = small.step_s * 1e6 - wide.update.whole_us
-    else:
-        known = calibrate_described(described(small, links))
-        passes_us = known.passes_us
-    wide = calibrate_described(described(row, links, tokens_per_s=1.0), passes_us / small.micro_batches)
-    return step_range(wide, baseline_candidate(wide), doublings=math.log2(row.nodes / small.nodes))
+    """Return the step (us) of a row as `recommend --what-if nodes=N,micro-batches=M` predicts it from a smaller one.
+
+    Raises:
+        ParoAdviseError: it does not.
+    """
+    asked = Question.parse(f"nodes={row.nodes},micro-batches={row.micro_batches}")
+    known = calibrate_described(described(small, links))
+    found = recommend(known, Limits(), questions=(asked,)).answers[0].baseline_step_us
+    assert found is not None
+    return found
 
 
 def simple_s(row: Row, rates: LinkRates, stage: int) -> float:

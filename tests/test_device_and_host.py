@@ -102,12 +102,40 @@ def queued_rank(steps, kernels=60):
     return trace
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [1, 3, 20])
 def test_a_long_collective_behind_the_last_mark_belongs_to_the_step_that_launched_it(steps, tmp_path):
     analysis = analyze(queued_rank(steps).write(tmp_path / "rank0.json"))
     assert analysis.step_time_us.values[-1] == pytest.approx(1200, rel=0.01)
     assert analysis.breakdown_us.exposed_communication == pytest.approx(500, rel=0.01)
     assert analysis.states["gradient"].exposed_us == pytest.approx(500, rel=0.01)
+
+
+@pytest.mark.parametrize("sent_us", [500, 900])
+def test_what_is_sent_on_beside_the_next_step_makes_the_last_one_no_longer(sent_us, tmp_path):
+    """Of 1200 us steps that compute throughout; each one's all-reduce begins 100 us before its end."""
+    trace = TraceBuilder(0, 8)
+    for step in range(6):
+        base = step * 1200.0
+        trace.step(step, base, 1200)
+        for number in range(60):
+            launched(trace, base + 5 + 20 * number, 20, base + 20 * number)
+        trace.collective("AllReduce", base + 1100, sent_us, nelems=1 << 20, issue=base + 1080, seq=step)
+        number = trace.events[-1]["args"]["correlation"]
+        trace.row("cuda_runtime", "cudaLaunchKernelExC", base + 1083, 2, 1, correlation=number)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert analysis.step_time_us.values == pytest.approx([1200] * 6, rel=0.01)
+
+
+def test_where_the_recording_paused_a_step_ends_with_its_own_work(tmp_path):
+    """Two recordings in one file, 100 ms apart, of two steps each."""
+    trace = queued_rank(4)
+    for event in trace.events[len(trace.events) // 2 :]:
+        event["ts"] += 100_000
+    for event in trace.events:
+        if event["name"] == "ProfilerStep#1":
+            event["dur"] = 700
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert analysis.step_time_us.values == pytest.approx([1200] * 4, rel=0.01)
 
 
 def without_arguments(trace):

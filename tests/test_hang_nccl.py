@@ -125,3 +125,18 @@ def test_the_buffers_of_a_gather_tell_how_many_ranks_its_group_has(what, missing
     lines = [line for rank in (1, 2, 3, 4, 6, 7) for line in watchdog(rank, done=16, issued=17, place=place, what=what)]
     text = told_of(tmp_path, capsys, lines)
     assert text.startswith(f"Cannot tell who is at fault: others wait for {missing}, of which nothing is here.")
+
+
+def test_one_silent_rank_is_not_blamed_for_what_another_is_stuck_in(tmp_path, capsys):
+    lines = [line for rank in range(6) for line in watchdog(rank, done=16, issued=17)]
+    text = told_of(tmp_path, capsys, [*lines, *watchdog(6, done=6, issued=9)], 8)
+    assert text.startswith("Rank 6 holds the others up. Rank 6 has a device that has not finished all_reduce 7")
+    assert "nothing of 7" in text
+
+
+def test_a_job_that_went_on_with_fewer_ranks_lacks_none(tmp_path, capsys):
+    """An elastic job of 8 ranks began again with 7: no rank 7 is missing in the second run."""
+    nccl = "node0:1:2 [{0}] NCCL INFO ncclCommInitRank comm 0x55 rank {0} nranks 7 cudaDev {0} - Init COMPLETE"
+    lines = [nccl.format(rank) for rank in range(7)]
+    lines += [line for rank in range(7) for line in watchdog(rank, done=16, issued=17)]
+    assert "Rank 7" not in told_of(tmp_path, capsys, lines, 8)

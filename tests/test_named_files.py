@@ -25,6 +25,9 @@ RUN = str(DATA / "gpu_loops/ddp")
         ("analyze", ""),
         ("compare", RUN, ""),
         ("capture", "-o", "", "--", "true"),
+        ("run", "--plan", RUN, "--job", "", "--", "true"),
+        ("index", ""),
+        ("show", ""),
     ],
 )
 def test_an_empty_name_is_refused_before_any_work(words, tmp_path, monkeypatch, capsys):

@@ -142,7 +142,7 @@ def test_copies_of_a_model_are_whole_and_plain_as_torchs_own(strategy, a_plan, t
     assert refused == set()
     found, refused, _ = jobs_of("ddp", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
     assert refused == set()
-    assert len(found) == len(plain) == 6
+    assert len(found) == len(plain) == 7
     for name, numbers in found.items():
         assert numbers == pytest.approx(plain[name], rel=2e-6), name
 

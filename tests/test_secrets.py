@@ -38,6 +38,10 @@ SECRET = "s3cr3tV4lue"
         f"""bash -c 'curl -H "Authorization: ApiKey id {SECRET}" https://host'""",
         f"""bash -c 'curl -u me:{SECRET} https://host'""",
         f"""train.py '{{"password": "two {SECRET}"}}'""",
+        f"""bash -c 'train.py --password "it is {SECRET}, isn\\"t it"'""",
+        f"""train.py --note "DB_PASSWORD='say \\"{SECRET}\\" now'" """,
+        f"bash -c 'curl -sSu me:{SECRET} https://host'",
+        f"train.py --data postgres://me:half@{SECRET}@host/table",
         f"train.py --db-pass {SECRET}",
         f"DB_PASS={SECRET} train.py --pat {SECRET}",
         f"train.py 'AccountName=me;AccountKey={SECRET};'",
@@ -58,6 +62,7 @@ def test_a_secret_never_stands_in_a_command_line(command):
     [
         "hf_abc", "hf_AbCdEf0123456789", "ghp_0123456789abcdefABCD", "sk-proj-0123456789", "glpat-0123456789abcdef",
         "nvapi-0123456789abcdef", "AIzaSyA0123456789abcdefghij", "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl",
+        "npm_0123456789abcdef", "pypi-AgEIcHlwaS5vcmc", "dckr_pat_0123456789", "ASIA0123456789ABCDEF",
     ],
 )  # fmt: skip
 def test_tokens_are_known_by_their_makers_prefixes(token):
@@ -74,6 +79,7 @@ def test_tokens_are_known_by_their_makers_prefixes(token):
         "train.py --data https://host/data.tar --lr=1e-3",
         "train.py --secretary --author name",
         "train.py --passes 3 --pattern x --compass n --signal 2 --bypass yes --path a/b",
+        "train.py --two-pass true --bwd-pass 2 --num-pass=3 --sig 0.5",
         "docker run docker://registry:5000/image@sha256:abc",
         "bash -c 'python train.py --tokens 5 && python key_words.py'",
         "train.py --hf_tokenizer gpt2 --note 'the key is in the door' --map a:b",

@@ -32,6 +32,13 @@ def test_ranks_that_recorded_no_sizes_make_those_of_the_others_no_smaller(tmp_pa
         assert mixed[state].count == whole[state].count
 
 
+def test_ranks_that_recorded_no_sizes_are_joined_with_the_others(tmp_path):
+    traces = [fsdp_rank(0), without_sizes(fsdp_rank(1))]
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert not {"Q311", "Q338"} & {item.code for item in analysis.data_quality}
+    assert analysis.states["gradient"].wait_us is not None
+
+
 def test_bytes_are_unknown_where_most_sizes_are(tmp_path):
     traces = [without_sizes(fsdp_rank(rank), keep=lambda place: place == 1) for rank in range(2)]
     states = states_of(tmp_path / "run", *traces)

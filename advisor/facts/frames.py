@@ -34,7 +34,8 @@ def mean_bytes(rows: pl.DataFrame, rank_steps: int) -> float | None:
     """
     without = rows.filter(rows["bytes"].is_null())
     told = rows
-    if len(without) and _time_us(without) > UNSIZED_SHARE * _time_us(rows):
+    are_few = len(without) <= UNSIZED_SHARE * len(rows) and _time_us(without) <= UNSIZED_SHARE * _time_us(rows)
+    if len(without) and not are_few:
         # Ranks may have been recorded with other settings; each speaks for itself.
         told = rows.filter(~rows["rank"].is_in(without["rank"].unique().to_list()))
         if not len(told):

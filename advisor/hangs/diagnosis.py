@@ -87,7 +87,8 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     if alone is not None or is_part or doubtful:
         culprits = []
     # What others have finished, all ranks had begun; a broadcast's root may finish first.
-    if is_part and _are_logs(dumps) and 0 < 2 * len(stuck) < len(dumps):
+    are_silent = is_part or (bool(unseen) and len(unseen) == len(culprits))
+    if are_silent and _are_logs(dumps) and 0 < 2 * len(stuck) < len(dumps):
         culprits, is_part = [_culprit(rank, pending, stuck, dumps) for rank in sorted(stuck)], False
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
     text = _text(culprits, mismatches, circle, pending, alone, unknown if is_part else (), missing)
@@ -109,7 +110,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
 def _are_rather_missing(unknown: Sequence[int], dumps: Mapping[int, RankDump]) -> bool:
     """Tell whether ranks are rather left out of what was given than gone: so many hardly are.
 
-    And in a log all are silent that the launcher ended before their own wait was over, or that it was cut of.
+    In a log, ranks are also silent if the launcher ended them before their own wait was over, or if it was cut.
     """
     if _are_logs(dumps):
         return len(unknown) > 1 or len(dumps) == 1

@@ -318,8 +318,8 @@ class Session:
                     hint=NO_PLAN,
                 )
         optimizers = self.optimizers_of(module)
-        self._check_facts(module, wrapping)
         agree_on_plan(self.plan, may_switch=self._switchboard is not None)
+        self._check_facts(module, wrapping)
         self._check_norm_limits(module, wrapping)
         if wrapping.init_from_rank_0:
             copy_from_rank_0(module)

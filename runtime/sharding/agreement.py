@@ -79,7 +79,7 @@ def agree(facts: Mapping[str, Any], hint: str = "") -> None:
     for name in mine:
         values = [found.get(name) if found else None for found in everyone]
         if len(set(values)) > 1:
-            usual = max(values, key=values.count)  # of several the first one, which all ranks take
+            usual = max(dict.fromkeys(values), key=values.count)  # of several the first one, which all ranks take
             odd = [rank for rank, value in enumerate(values) if value != usual]
             raise DivergedError(
                 f"all ranks must have the same {name}, got another one on rank{'s' * (len(odd) > 1)} "

@@ -119,7 +119,7 @@ class ShardedModule(nn.Module):
         plain = copy.deepcopy(self)
         way, *rest = plain.__reduce_ex__(protocol)
         if way is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle wants it to make this object's own class
-            return object.__new__, (type(plain),), plain.__dict__
+            way, rest[0] = object.__new__, (type(plain),)
         return way, *rest
 
     @contextmanager

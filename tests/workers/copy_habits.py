@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 from functools import partial
+from threading import Lock
 
 import torch
 import torch.distributed as dist
@@ -75,6 +76,20 @@ class Kept(Blocks):
 
     def __reduce__(self):
         return rebuilt, (Kept, super().__reduce__()[2])
+
+
+class Locked(Tied):
+    """A model that leaves what cannot be pickled out of its state, and makes it anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = Lock()
+
+    def __getstate__(self):
+        return tuple(item for item in self.__dict__.items() if item[0] != "lock")
+
+    def __setstate__(self, state):
+        super().__setstate__({**dict(state), "lock": Lock()})
 
 
 def trained(after_step, make=Normed):
@@ -158,6 +173,7 @@ def jobs(_):
     yield "averages from the second step", averaged_from_the_second_step
     yield "copies a part", copied_part
     yield "copies of a class that is pickled in its own way", partial(copied_on_rank_0, Kept)
+    yield "copies of a class that leaves something out", partial(copied_on_rank_0, Locked)
 
 
 if __name__ == "__main__":

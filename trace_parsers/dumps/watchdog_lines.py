@@ -80,7 +80,7 @@ class _Seen:
         places: ranks of the group.
         last: a rank's time-out without its group yet.
         descriptions: of groups.
-        world_size: the least that there can be, 0 for unknown.
+        sizes: of the communicators that were made.
     """
 
     counters: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
@@ -88,7 +88,16 @@ class _Seen:
     places: dict[tuple[int, str], int] = field(default_factory=dict)
     last: dict[int, _Operation] = field(default_factory=dict)
     descriptions: dict[str, str] = field(default_factory=dict)
-    world_size: int = 0
+    sizes: set[int] = field(default_factory=set)
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks there are at least, 0 for unknown.
+
+        Where a job was started again on fewer ranks, both sizes stand there; groups of a job divide it, as a rule.
+        """
+        most = max(self.sizes, default=0)
+        return most if all(most % size == 0 for size in self.sizes) else 0
 
 
 def read_watchdog(data: Readable, path: str) -> list[RankDump]:
@@ -113,8 +122,8 @@ def read_watchdog(data: Readable, path: str) -> list[RankDump]:
 
 
 def _feed(seen: _Seen, line: str, path: str) -> None:
-    if (size := _RANKS.search(line)) is not None and int(size[1]) <= MAX_RANK:
-        seen.world_size = max(seen.world_size, int(size[1]))
+    if (size := _RANKS.search(line)) is not None and 0 < int(size[1]) <= MAX_RANK and len(seen.sizes) < MAX_GROUPS:
+        seen.sizes.add(int(size[1]))
     named = _RANK.search(line)
     counters = _COUNTERS.search(line)
     group = bounded_text(counters["guid"] or counters["id"]) if counters is not None else "0"

@@ -34,6 +34,8 @@ LAG_SHARE = (
     0.05  # of a step that a device must lag for steps to be cut on it, of kernels or their time behind their steps
 )
 # for launches to be read; assumed
+PAUSE_SHARE = 0.5  # of a usual step between two marks, from which the recording paused there; assumed
+TINY_US = 1e-3  # us, which no row is shorter than but those of no time; the resolution of traces, 1 ns
 STUB_SHARE = 0.1  # of a usual step below which a last step without work is where recording ended; assumed
 IDLE_SHARE = 0.2  # of its span that a device must idle for launches to be read, which tell why; assumed
 LONG_CALL_US = 50.0  # us; a runtime call that blocks for less is no wait worth keeping; assumed

@@ -66,6 +66,8 @@ def command(
     from paro_advise.policies.plan import Verdict, check_runnable, kept_text, read_plan
     from paro_advise.runtime.capture.request import CaptureRequest
 
+    if job == "":
+        raise UsageError("--job must name a folder, got an empty name", hint="is a variable of the shell not set?")
     if folder is None and (steps or force):
         raise UsageError("--steps and --force need --capture")
     steps = steps or DEFAULT_STEPS

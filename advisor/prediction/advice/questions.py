@@ -22,6 +22,7 @@ from paro_advise.advisor.prediction.constants import (
     NUM_HALVINGS,
     ON_CPU_SIGMA,
     OTHER_SIGMA,
+    REPEAT_SIGMA,
     SCALING_SIGMA,
 )
 from paro_advise.advisor.prediction.sampler import Sampler
@@ -205,10 +206,11 @@ def changed_run(
     links = replace(links, inter_gbps=links.inter_gbps * inter_factor, pod_gbps=links.pod_gbps * inter_factor)
     doublings = abs(math.log2(changed.world_size / basis.calibration.world_size))
     sigma = math.hypot(OTHER_SIGMA if changed.is_gpu else ON_CPU_SIGMA, SCALING_SIGMA * doublings)
-    noise = Sampler(seed).factors(sigma, len(basis.anchor))
+    sampler = Sampler(seed)
+    noise, repeats = (sampler.factors(one, len(basis.anchor)) for one in (sigma, REPEAT_SIGMA))
 
     def times(candidate: Candidate) -> NDArray[np.float64]:
-        return anchored_us(basis, changed, candidate, links, noise)
+        return anchored_us(basis, changed, candidate, links, noise, repeats)
 
     return changed, times
 

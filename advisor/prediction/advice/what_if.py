@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.prediction.constants import EQUAL_SHARE, NODE_FACTORS, SCALING_SIGMA
+from paro_advise.advisor.prediction.constants import EQUAL_SHARE, NODE_FACTORS, REPEAT_SIGMA, SCALING_SIGMA
 from paro_advise.advisor.prediction.sampler import Sampler, with_waits
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, demand_us, measured_links, step_us
 from paro_advise.core.collective import Op
@@ -113,10 +113,11 @@ def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
     for factor in NODE_FACTORS[1:]:
         more = replace(calibration, world_size=calibration.world_size * factor)
         sigma = SCALING_SIGMA * (factor.bit_length() - 1)
+        repeats = sampler.factors(REPEAT_SIGMA, len(basis.anchor))
         times = []
         for candidate in (basis.base, basis.chosen):
             noise = sampler.factors(sigma, len(basis.anchor))
-            reached = anchored_us(basis, more, wider(candidate, calibration, more), noise=noise)
+            reached = anchored_us(basis, more, wider(candidate, calibration, more), noise=noise, repeats=repeats)
             times.append(reached * math.exp(-basis.bias if candidate is basis.chosen else 0.0))
         found.append(
             NodesWhatIf(
@@ -136,6 +137,7 @@ def anchored_us(
     candidate: Candidate,
     links: Links | None = None,
     noise: NDArray[np.float64] | float = 1.0,
+    repeats: NDArray[np.float64] | float = 1.0,
 ) -> NDArray[np.float64]:
     """Return draws of a step (us), corrected by what the measured step says of the replay.
 
@@ -145,6 +147,7 @@ def anchored_us(
         candidate: how it shall run.
         links: draws; None for those of the plan.
         noise: by draw, on exposed time.
+        repeats: by draw, of another run's step to that of the measured one were it repeated.
     """
     drawn = links or basis.links
     step = step_us(calibration, candidate, drawn)
@@ -153,7 +156,7 @@ def anchored_us(
         exposed = np.maximum(step * basis.anchor - floor, 0.0)
     else:
         exposed = np.maximum(step - floor, 0.0) * basis.anchor
-    times: NDArray[np.float64] = floor * basis.arithmetic + exposed * noise
+    times: NDArray[np.float64] = (floor * basis.arithmetic + exposed * noise) * repeats
     if basis.calibration.is_gpu and not basis.calibration.compute_sigma:
         times = np.maximum(times, demand_us(calibration, candidate, drawn))
     is_as_now = calibration is basis.calibration and candidate == basis.base

@@ -173,10 +173,11 @@ def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         pl.col("start_us").rank("ordinal").over(own).alias("part"), pl.len().over(own).alias("of")
     )
     key = ("group_key", "position", "part")
+    num_sizes = pl.col("bytes").drop_nulls().n_unique()  # one that was not recorded is no other one
     is_paired, is_transfer = pl.col("way").is_not_null(), pl.col("op").is_in(TRANSFERS)
     table = table.with_columns(
         pl.col("rank").n_unique().over(key).alias("joined_ranks"),
-        ((pl.col("bytes").n_unique().over(key) > 1) & (is_paired | ~pl.col("op").is_in(_UNEVEN))).alias("is_unequal"),
+        ((num_sizes.over(key) > 1) & (is_paired | ~pl.col("op").is_in(_UNEVEN))).alias("is_unequal"),
         # Of a step that is cut, or in which one stage runs ahead, the first one here need not be the first one there.
         (is_paired & (pl.col("of").n_unique().over("group_key", "position") > 1)).alias("is_uneven"),
         pl.struct(key).rank("dense").cast(pl.Int64).alias("match"),

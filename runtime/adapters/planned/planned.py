@@ -61,7 +61,11 @@ def agree_on_plan(plan: Plan, *, may_switch: bool) -> None:
         CommunicationError: a rank did not take part.
     """
     agree(
-        {"plan": plan.plan_id, "use of --job": may_switch},
+        {
+            "plan": plan.plan_id,
+            "use of --job": may_switch,
+            "use of --allow-drift": sorted(filter(None, os.environ.get(DRIFT_VARIABLE, "").split(","))),
+        },
         hint="start `paro-advise run` with one plan file and the same options on all nodes",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
-from paro_advise.trace_parsers.kineto.constants import LAG_SHARE, STUB_SHARE
+from paro_advise.trace_parsers.kineto.constants import LAG_SHARE, PAUSE_SHARE, STUB_SHARE, TINY_US
 from paro_advise.trace_parsers.tables import HostSpan
 
 if TYPE_CHECKING:
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan, ...]:
     """Return when the device ran each step, () where it keeps up with the host or launches are not known.
 
-    A step begins with the first kernel that the host launched in it and ends where the next one begins; the last
-    ends as long after its last row as those before it, but not before the next one's first kernel, which the host would
-    have launched as far into its step as before, could have begun.
+    A step begins with the first kernel that the host launched in it and ends where the next one begins; the last, and
+    one behind which the recording paused, ends as long after its last row as the others, or before it where what they
+    send runs on beside the next step, but not before the next one's first kernel, which the host would have launched as
+    far into its step as before, could have begun.
     """
     import numpy as np
 
@@ -46,10 +47,16 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
         return ()
     last_rows = np.full(len(steps), -np.inf)
     np.maximum.at(last_rows, step_of[step_of >= 0], rows.end_us[step_of >= 0])
-    gap = float(np.median(np.maximum(starts[1:] - last_rows[:-1], 0.0))) if len(steps) > 1 else 0.0
-    before_first_launch = float(np.median(launched - np.array([step.start_us for step in steps])))
+    begun, ended = (np.array([getattr(step, end) for step in steps]) for end in ("start_us", "end_us"))
+    # Behind its mark another one follows at once, but where the profiler paused.
+    is_followed = begun[1:] - ended[:-1] < PAUSE_SHARE * float(np.median(lengths))
+    gaps = (starts[1:] - last_rows[:-1])[is_followed]
+    gap = float(np.median(gaps)) if len(gaps) else 0.0
+    before_first_launch = float(np.median(launched - begun))
     latency = max(0.0, float((rows.start_us[known] - rows.launch_us[known]).min()))  # of a launch, at the least
-    ends = np.append(starts[1:], max(last_rows[-1] + gap, steps[-1].end_us + before_first_launch + latency))
+    alone = np.maximum(last_rows + gap, ended + before_first_launch + latency)
+    following = np.append(starts[1:], np.inf)
+    ends = np.where(np.append(is_followed, np.False_), following, np.minimum(alone, following))
     return tuple(
         HostSpan(start_us=float(start), end_us=float(end), tid=step.tid, name=step.name)
         for step, start, end in zip(steps, starts, ends, strict=True)
@@ -57,14 +64,18 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
 
 
 def _share_behind(steps: Sequence[HostSpan], rows: DeviceRows, step_of: NDArray[np.int64]) -> float:
-    """Return how much of the time of rows, by launch in a step, lies behind its end: a few long ones may be most."""
+    """Return how much of the time of rows, by launch in a step, lies behind its end in the step of which it is most.
+
+    A few long rows may be most of it.
+    """
     import numpy as np
 
     known = step_of >= 0
     lengths_us = (rows.end_us - rows.start_us)[known]
-    behind_us = rows.end_us[known] - np.array([step.end_us for step in steps])[step_of[known]]
-    whole_us = float(lengths_us.sum())
-    return float(np.clip(behind_us, 0.0, lengths_us).sum()) / whole_us if whole_us > 0 else 0.0
+    behind_us = np.clip(rows.end_us[known] - np.array([step.end_us for step in steps])[step_of[known]], 0.0, lengths_us)
+    whole_us = np.bincount(step_of[known], weights=lengths_us, minlength=len(steps))
+    later_us = np.bincount(step_of[known], weights=behind_us, minlength=len(steps))
+    return float((later_us / np.maximum(whole_us, TINY_US)).max())
 
 
 def _starts(num_steps: int, rows: DeviceRows, step_of: NDArray[np.int64]) -> NDArray[np.float64]:
