@@ -160,14 +160,22 @@ def changed(calibration: Calibration, triple: str) -> Quantiles:
 def moved(small: Row, row: Row, links: RatesByNodes) -> Quantiles:
     """Return the step (us) of a row as `recommend --what-if nodes=N,micro-batches=M` predicts it from a smaller one.
 
+    One data-parallel rank sends nothing, and `recommend` takes no such run: from it the larger one is calibrated.
+
     Raises:
-        ParoAdviseError: it does not.
+        ParoAdviseError: what is asked cannot be.
     """
-    asked = Question.parse(f"nodes={row.nodes},micro-batches={row.micro_batches}")
-    known = calibrate_described(described(small, links))
-    found = recommend(known, Limits(), questions=(asked,)).answers[0].baseline_step_us
-    assert found is not None
-    return found
+    if small.dp > 1:
+        asked = Question.parse(f"nodes={row.nodes},micro-batches={row.micro_batches}")
+        plan = recommend(calibrate_described(described(small, links)), Limits(), questions=(asked,))
+        found = plan.answers[0].baseline_step_us
+        assert found is not None
+        return found
+    # The row's own speed is not looked at.
+    wide = calibrate_described(described(row, links, tokens_per_s=1.0), 1.0)
+    passes_us = small.step_s * 1e6 - wide.update.whole_us  # all states are updated
+    wide = calibrate_described(described(row, links, tokens_per_s=1.0), passes_us / small.micro_batches)
+    return step_range(wide, baseline_candidate(wide), doublings=math.log2(row.nodes / small.nodes))
 
 
 def simple_s(row: Row, rates: LinkRates, stage: int) -> float:

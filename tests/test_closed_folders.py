@@ -50,3 +50,20 @@ def test_an_analysis_says_which_folder_it_could_not_read(closed):
 def test_an_index_says_which_folder_it_could_not_read(closed, capsys):
     assert run(["index", str(closed.parent)]) == 3
     assert "node1: permission denied" in capsys.readouterr().err
+
+
+def test_a_file_that_may_not_be_looked_at_is_found_and_tells_no_size(tmp_path, monkeypatch):
+    """Its folder may be listed and not entered."""
+    path = tmp_path / "rank0.json.gz"
+    path.write_bytes(b"x" * 10)
+    looked_at = Path.stat
+
+    def stat(self, **options):
+        if self == path:
+            raise PermissionError(13, "Permission denied", str(self))
+        return looked_at(self, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert files_below(tmp_path) == ([path], [])
+    refs, _ = find_inputs([str(tmp_path)])
+    assert [(ref.path, ref.size_bytes) for ref in refs] == [(path, 0)]

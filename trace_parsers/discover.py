@@ -60,7 +60,7 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
             )
         for path in files:
             is_collection |= is_archive(path)
-            refs.update(_refs_of_file(path))
+            refs.update(_refs_of_file(path, skips=expanded))
             if len(refs) > MAX_FILES:
                 raise InputError(f"one analysis takes at most {MAX_FILES} files", where=text)
     return [refs[key] for key in sorted(refs)], is_collection
@@ -125,9 +125,19 @@ def _hint_of_nothing(path: Path) -> str:
     return "pass trace files, folders that hold them, or quoted globs"
 
 
-def _refs_of_file(path: Path) -> dict[str, SourceRef]:
-    """Return a file, or the members of an archive, by a name that is the same for all ways to it."""
-    identity = str(path.resolve())
+def _refs_of_file(path: Path, *, skips: bool) -> dict[str, SourceRef]:
+    """Return a file, or the members of an archive, by a name that is the same for all ways to it.
+
+    Args:
+        path: of it.
+        skips: one that may not be reached is told when it is read, as one of several.
+    """
+    try:
+        identity = str(path.resolve())
+    except OSError:
+        if not skips:
+            raise
+        return {str(path.absolute()): SourceRef(path=path)}
     if not is_archive(path):
         return {identity: SourceRef(path=path)}
     return {f"{identity}!{member.name}": SourceRef(path=path, member=member) for member in archive_members(path)}

@@ -39,6 +39,12 @@ _SYNC = re.compile(r"^(?:Stream|Event|Context|Device) (?:Sync|Wait)", re.IGNOREC
 # MTIA's are called dma_request, its matrix products fc-dtype_Float and alike.
 _MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^Copy(?:Host|Device)|^FillBuffer|^dma_", re.IGNORECASE)
 
+# Autograd functions in which tensor parallelism sends activations (Megatron-LM, core/tensor_parallel).
+TENSOR_PARALLEL_FUNCTIONS = (
+    "_CopyToModelParallel", "_ReduceFromModelParallel", "_ScatterToModelParallel", "_GatherFromModelParallel",
+    "_ScatterToSequenceParallel", "_GatherFromSequenceParallel", "_ReduceScatterToSequenceParallel",
+    "LinearWithGradAccumulation", "LinearWithFrozenWeight", "_VocabParallelCrossEntropy",
+)  # fmt: skip
 _PEER_COPY = re.compile(r"PtoP|Peer")
 
 _OPS: tuple[tuple[str, Op], ...] = (

@@ -9,6 +9,7 @@ from paro_advise.advisor.description.constants import BEYOND_SIGMA, LISTED_SIGMA
 from paro_advise.advisor.description.read import stated_bytes
 from paro_advise.advisor.prediction.cluster_links import ShapedLinks
 from paro_advise.advisor.prediction.network_tiers import Estimate
+from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.core.collective import Op
 from paro_advise.errors import InputError
 from paro_advise.policies.link_rates import BETWEEN, INSIDE, LinkRates
@@ -107,9 +108,15 @@ def shaped_links(
     intra_sigma = sigmas.get(sources["intra"], tiers.intra_gbps.sigma)
     inter_sigma = sigmas.get(sources["inter"], tiers.inter_gbps.sigma)
     if sources["intra"] == EstimateSource.PRIOR and local > 1:
-        notes.append(f"intra-node bandwidth: {tiers.intra_gbps.value:.3g} GB/s assumed, nothing says it")
+        basis = f"what links of {cluster.device} move" if device_links_gbps(cluster.device) else "what is usual"
+        notes.append(
+            f"intra-node bandwidth: {tiers.intra_gbps.value:.3g} GB/s assumed by {basis}; cluster.intra_gbps states it"
+        )
     if sources["inter"] == EstimateSource.PRIOR and nodes > 1:
-        notes.append(f"inter-node bandwidth: {tiers.inter_gbps.value:.3g} GB/s assumed, nothing says it")
+        notes.append(
+            f"inter-node bandwidth: {tiers.inter_gbps.value:.3g} GB/s assumed by what is usual; cluster.inter_gbps "
+            "states it"
+        )
     if sources["inter"] == EstimateSource.BENCHMARK and nodes > max(listed):
         inter_sigma = math.hypot(inter_sigma, BEYOND_SIGMA * math.log2(nodes / max(listed)))
         notes.append(f"links of {nodes} nodes: as quick as those of {max(listed)}, the most that are listed")

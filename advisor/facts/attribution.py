@@ -16,6 +16,7 @@ from paro_advise.advisor.facts.constants import SCALAR_ELEMENTS
 from paro_advise.core.collective import REDUCTIONS, Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_counts
 from paro_advise.core.model_state import State
+from paro_advise.trace_parsers.kernel_kinds import TENSOR_PARALLEL_FUNCTIONS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -364,9 +365,8 @@ OF_OPTIMIZER = "of the optimizer's own"
 # What is averaged after the optimizer's step, as local SGD does with parameters.
 AVERAGES = "averages after the step"
 TENSOR_PARALLEL = "tensor parallel"  # detail of activations that tensor parallelism sends
-# Among them Megatron-LM's autograd functions, forward and backward (core/tensor_parallel).
 _OF_OTHERS = (
-    (re.compile(r"(?:Model|Sequence)ParallelRegion|LinearWithGradAccumulation|_VocabParallelCross"), TENSOR_PARALLEL),
+    (re.compile("|".join(TENSOR_PARALLEL_FUNCTIONS)), TENSOR_PARALLEL),
     (re.compile(r"aten::linalg_vector_norm"), "gradient norm"),
 )
 

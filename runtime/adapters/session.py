@@ -284,6 +284,7 @@ class Session:
             framework: that does.
             num_parameters: of the model, before it was sharded.
         """
+        self.refuse_if_impossible(lambda: agree_on_plan(self.plan, may_switch=False))
         self.refuse_if_impossible(lambda: check_facts(self.plan, num_parameters))
         mark_applied()
         if dist.get_rank() == 0:
@@ -423,9 +424,8 @@ class Session:
             f"{wrapping.origin} of {plain_name(module)} "
             f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with {parts} (plan {self.plan.plan_id})"
         )
-        for note in (untested_torch(), *wrapping.notes(engine_of(module))):
-            if note:
-                tell(note)
+        for note in filter(None, (untested_torch(), *wrapping.notes(engine_of(module)))):
+            tell(note)
 
     def _switch(self, module: nn.Module) -> None:
         assert self._switchboard is not None

@@ -52,7 +52,10 @@ class SourceRef:
         """Return its size as stored, 0 where nothing tells."""
         if self.remote is not None:
             return self.remote.size_bytes or 0
-        return self.path.stat().st_size if self.path.exists() else 0
+        try:
+            return self.path.stat().st_size
+        except OSError:  # reading it says why
+            return 0
 
     @property
     def label(self) -> str:

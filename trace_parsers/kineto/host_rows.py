@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.trace_parsers.kernel_kinds import TENSOR_PARALLEL_FUNCTIONS
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import MAX_OPEN_OWNERS
 from paro_advise.trace_parsers.tables import HostSpan
@@ -19,14 +20,8 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.columns import HostColumns
 
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
-# Autograd functions in which tensor parallelism sends activations (Megatron-LM, core/tensor_parallel).
-_TENSOR_PARALLEL = (
-    "_CopyToModelParallel", "_ReduceFromModelParallel", "_ScatterToModelParallel", "_GatherFromModelParallel",
-    "_ScatterToSequenceParallel", "_GatherFromSequenceParallel", "_ReduceScatterToSequenceParallel",
-    "LinearWithGradAccumulation", "_VocabParallelCrossEntropy",
-)  # fmt: skip
 _OWNER_NAMES = (
-    AUTOGRAD_NODE, "c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_", *_TENSOR_PARALLEL,
+    AUTOGRAD_NODE, "c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_", *TENSOR_PARALLEL_FUNCTIONS,
 )  # fmt: skip
 _LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 _NO_OWNERS = ("nccl:", "gloo:", "ProfilerStep")
