@@ -152,7 +152,7 @@ bench-at-scale: .venv/test.stamp ## What a rank's host does beside up to 1,023 o
 bench-truth: .venv/test.stamp ## Predictions beside the known outcomes of synthetic NCCL runs, from ../shared (2 minutes)
 	$(BIN)/python benchmarks/bench_truth.py
 
-bench-public: .venv/test.stamp ## Predictions from descriptions beside public runs on H100 clusters, from ../shared (10 seconds)
+bench-public: .venv/test.stamp ## Predictions from descriptions beside public runs on H100 clusters, from ../shared (half a minute)
 	$(BIN)/python benchmarks/bench_public.py
 
 bench-invariants: .venv/test.stamp ## What every prediction must keep, on 10,000 random runs (10 minutes)

@@ -28,7 +28,7 @@ BEHIND_BACKWARD_SIGMA = 0.15  # more, where buckets behind backward hide what li
 BANDWIDTH_SIGMAS = (0.03, 0.5)
 LATENCY_SIGMA = 0.3  # of a measured latency, a small difference of times; assumed
 SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
-# Of a described step against another one: both vary from run to run. Public repeats differ by 0.2 to 3.5 %; range 0.02
+# Of a step against that of another run: both vary from run to run. Public repeats differ by 0.2 to 3.5 %; range 0.02
 # to 0.04 (`make bench-public`)
 REPEAT_SIGMA = 0.03
 # Beside the strategy: gains below this share are noise, blocks that are merged to a unit; assumed
