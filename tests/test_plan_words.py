@@ -11,7 +11,7 @@ from test_recommend import calibration, estimate
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.model import DeviceUpdate, StepTime
-from paro_advise.advisor.prediction.advice.decision import fastest
+from paro_advise.advisor.prediction.advice.decision import _change, fastest
 from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
@@ -20,7 +20,7 @@ from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.framework import Framework
-from paro_advise.policies.frameworks.model import Fidelity
+from paro_advise.policies.frameworks.model import Fidelity, Variant
 from paro_advise.policies.plan import Verdict, same_way
 from paro_advise.policies.strategy_name import choice_name
 
@@ -103,6 +103,13 @@ def test_a_plan_speaks_of_one_memory():
             assert f"{bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank" in plan.text
             changes += 1
     assert changes
+
+
+def test_a_change_of_the_same_strategy_names_it_once():
+    now = recommend(calibration(), Limits()).baseline
+    kept = replace(now, variant=Variant.KEPT)
+    assert _change(now, kept) == "Change GGG (full shard, ZeRO-3) to GGG, kept for backward"
+    assert _change(replace(now, triple="NNN"), kept).endswith("to GGG (full shard, ZeRO-3), kept for backward")
 
 
 def test_of_equally_fast_plans_the_one_with_the_least_memory_is_chosen():

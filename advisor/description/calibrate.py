@@ -343,6 +343,7 @@ def _with_compute(described: Calibration, description: Description) -> Calibrati
             "the described step must leave time for arithmetic: on the described links, and on links as much quicker "
             f"as they may well be, its communication leaves {time_text(quick_us)} of {time_text(measured_us)}{needed}",
             hint="check units: rates are 1e9 bytes/s, a node's cards together; step_time_ms is milliseconds; "
+            "a stated inter_gbps may be too low; model.gradient_type is what gradients are reduced in; "
             "cluster.peak_tflops is of the type that computes; parameters of a mixture of experts are those that a "
             "token uses",
         )

@@ -33,7 +33,7 @@ from paro_advise.policies.plan import (
     same_way,
 )
 from paro_advise.policies.strategy import CollectiveBackend
-from paro_advise.policies.strategy_name import choice_name
+from paro_advise.policies.strategy_name import choice_name, grouped_triple, strategy_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -332,8 +332,8 @@ def _text(
     match verdict:
         case Verdict.KEEP if keeps:
             return (
-                f"Keep {now}: replayed alike, no other way that fits is faster by what counts as a difference. "
-                "Speed-ups compare with the step as measured."
+                f"Keep {now}: with its own step predicted in the same way, no other that fits is faster by what counts "
+                "as a difference. Speed-ups compare with the step as measured."
             )
         case Verdict.KEEP:
             today = field.usable_today
@@ -433,7 +433,11 @@ def _change(baseline: Choice, chosen: Choice) -> str:
     once = ""
     if baseline.reduces_each_micro_batch and not chosen.reduces_each_micro_batch and chosen.triple[1] != "G":
         once = f", which sums gradients {'between groups ' if chosen.triple[1] == 'I' else ''}once a step"
-    return f"Change {choice_name(baseline)} to {choice_name(chosen)}{once}"
+    then = choice_name(chosen)
+    if (baseline.triple, baseline.group_size) == (chosen.triple, chosen.group_size):  # its long name stands there
+        full = strategy_name(chosen.triple, chosen.group_size)
+        then = then.replace(full, grouped_triple(chosen.triple, chosen.group_size), 1)
+    return f"Change {choice_name(baseline)} to {then}{once}"
 
 
 def _memory(baseline: Choice, chosen: Choice) -> str:
