@@ -13,14 +13,16 @@ MASK = "***"
 # Parts of names whose value is secret: --hf-token, WANDB_API_KEY, --db-password, aws_secret_access_key.
 _NAME = re.compile(
     r"token(?!i[zs]|s)|secret|passw|passphrase|passcode|(?:api|access|private|account|shared)[-_]?key|credential"
-    r"|(?:^|[-_])(?:key|pw|pwd)$|^(?:(?:db|user|http|smtp|ssh|sudo)[-_])?(?:pass|pat)$|signature|(?:^|[-_])auth(?:$|[-_])|authorization|bearer",
+    r"|(?:^|[-_])(?:key|pw|pwd)$|^(?:(?:db|user|http|smtp|ssh|sudo)[-_])?(?:pass|pat)$"
+    r"|signature|(?:^|[-_])auth(?:$|[-_])|authorization|bearer",
     re.IGNORECASE,
 )
 # What the makers of well-known services put in front of their tokens; hf_eval.log is a file.
 _VALUE = re.compile(
     r"\b(?:hf_(?!token|[A-Za-z0-9]*\.(?:csv|gz|html|jsonl?|log|out|pt|py|sqlite|txt|ya?ml)\b)[A-Za-z0-9]{3,}"
     r"|gh[pousr]_\w{10,}|github_pat_\w{10,}|glpat-[\w-]{8,}|nvapi-[\w-]{8,}|sk-[\w-]{8,}|xox[abprs]-[\w-]{8,}"
-    r"|npm_\w{10,}|pypi-[\w-]{10,}|dckr_pat_[\w-]{10,}|A[KS]IA[0-9A-Z]{12,}|AIza[\w-]{20,}|eyJ[\w-]{8,2000}\.[\w-]{8,4000}\.[\w-]*)"
+    r"|npm_\w{10,}|pypi-[\w-]{10,}|dckr_pat_[\w-]{10,}|A[KS]IA[0-9A-Z]{12,}|AIza[\w-]{20,}"
+    r"|eyJ[\w-]{8,2000}\.[\w-]{8,4000}\.[\w-]*)"
 )
 _SLACK = re.compile(r"(?P<host>\bhooks\.slack\.com/services/)[^\s\"']+")
 # A password may hold slashes; what looks like a port begins a path.

@@ -37,9 +37,14 @@ def grouped_triple(triple: str, group_size: int | None) -> str:
     return f"{triple} in groups of {group_size}" if group_size else triple
 
 
-def choice_name(choice: Choice) -> str:
-    """Return a choice for a sentence: strategy, variant, collectives, offload."""
-    name = strategy_name(choice.triple, choice.group_size)
+def choice_name(choice: Choice, *, is_known: bool = False) -> str:
+    """Return a choice for a sentence: strategy, variant, collectives, offload.
+
+    Args:
+        choice: what is named.
+        is_known: the strategy's long name stands in the sentence already.
+    """
+    name = (grouped_triple if is_known else strategy_name)(choice.triple, choice.group_size)
     if choice.variant:
         name += f", {choice.variant.label}"
     if choice.collectives == CollectiveBackend.HO_RING:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from loop import SCRIPTS, paro, plan_for
+from loop import SCRIPTS, paro, plan_for, torchrun
 
 SCRIPT = SCRIPTS / "train_fsdp2.py"
 DRIFT = ("--allow-drift", "gpus_per_node")
@@ -84,8 +84,7 @@ def test_ranks_that_do_not_see_the_launchers_temporary_files_still_tell_that_the
         f"os.environ['PARO_APPLIED'] = {str(elsewhere)!r} + marker;"
         "sys.exit(subprocess.call(sys.argv[1:]))"
     )
-    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(SCRIPT)]
-    done = paro("run", "--plan", plan, job=[sys.executable, "-c", launcher, *job, "--steps", "3"])
+    done = paro("run", "--plan", plan, job=[sys.executable, "-c", launcher, *torchrun(SCRIPT, "--steps", 3)])
     assert done.returncode == 0, done.stderr
     assert "runs as GGG" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json"]

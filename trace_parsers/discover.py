@@ -7,7 +7,8 @@ import os
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import InputError, NoInputError, UsageError
+from paro_advise.core.required_name import refuse_empty
+from paro_advise.errors import InputError, NoInputError
 from paro_advise.trace_parsers.bytes.archive import archive_members, is_archive
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.constants import MAX_FILES
@@ -43,8 +44,7 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
     refs: dict[str, SourceRef] = {}
     is_collection = False
     for text in paths:
-        if not text:
-            raise UsageError("an input must have a name, got an empty one", hint="is a variable of the shell not set?")
+        refuse_empty(text, "an input")
         if is_remote(text):
             objects = [item for item in list_objects(text) if not item.url.lower().endswith(tuple(_SKIPPED_SUFFIXES))]
             refs.update({item.url: _ref_of_object(item) for item in objects})

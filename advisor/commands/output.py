@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paro_advise.core.required_name import refuse_empty
 from paro_advise.errors import InputError, OutputError, UsageError, WouldOverwriteError
 from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
 
@@ -75,10 +76,9 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
         WouldOverwriteError: the file exists and ``force`` is off, or it is one of the inputs or lies among them as one.
         OutputError: its folder cannot be written.
     """
-    if target == "":
-        raise UsageError("an output must have a name, got an empty one", hint="is a variable of the shell not set?")
     if target is None or target == "-":
         return
+    refuse_empty(target, "an output")
     if is_remote(target):
         _refuse_remote(target, force=force, inputs=inputs)
         return

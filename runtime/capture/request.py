@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paro_advise.core.required_name import refuse_empty
 from paro_advise.errors import UsageError
 from paro_advise.runtime.capture.constants import DEFAULT_MAX_MB, DEFAULT_STEPS, EARLIEST_STEP, MAX_RECORDED_STEPS
 from paro_advise.runtime.capture.rank_choice import ALL, RankChoice
@@ -47,8 +48,7 @@ class CaptureRequest:
         Raises:
             UsageError: they are no such range, or the folder has no name.
         """
-        if not str(folder):
-            raise UsageError("a capture needs a folder, got an empty name", hint="is a variable of the shell not set?")
+        refuse_empty(str(folder), "the folder of a capture")
         begin, _, end = steps.partition(":")
         if not (
             begin.isdecimal()

@@ -55,9 +55,9 @@ def needs_launches(rows: KinetoRows) -> bool:
     step_us = float(np.median(np.diff(cuts))) if len(cuts) > 1 else span
     if float(start.min() - cuts[0]) > IDLE_SHARE * step_us:
         return True
-    behind = end > _end_of_marks_us(rows)
-    tail_us = _busy_us(np.maximum(start[behind], _end_of_marks_us(rows)), end[behind]) if behind.any() else 0.0
-    return tail_us > LAG_SHARE * step_us
+    last_us = _end_of_marks_us(rows)
+    behind = end > last_us
+    return bool(behind.any()) and _busy_us(np.maximum(start[behind], last_us), end[behind]) > LAG_SHARE * step_us
 
 
 def lit_steps(
@@ -144,19 +144,28 @@ def _cuts_us(rows: KinetoRows) -> NDArray[np.float64]:
     """Return where steps begin on the host, in order: at the profiler's marks, else where optimizers' steps end."""
     import numpy as np
 
-    starts, names = np.array(rows.host.start), np.array(rows.host.name)
-    marks = np.array([name.startswith("ProfilerStep") for name in rows.host.names])[names]
+    starts, names, marks = np.array(rows.host.start), np.array(rows.host.name), _are_marks(rows)
     if marks.any():
         return np.sort(starts[marks])
     steps = np.array([name.startswith("Optimizer.step#") for name in rows.host.names])[names]
     return np.sort(starts[steps] + np.maximum(np.array(rows.host.duration)[steps], 0.0))
 
 
+def _are_marks(rows: KinetoRows) -> NDArray[np.bool_]:
+    """Mark the host rows that are the profiler's steps."""
+    import numpy as np
+
+    found: NDArray[np.bool_] = np.array([name.startswith("ProfilerStep") for name in rows.host.names])[
+        np.array(rows.host.name)
+    ]
+    return found
+
+
 def _end_of_marks_us(rows: KinetoRows) -> float:
     """Return where the profiler's last mark of a step ends on the host; without marks nothing lies behind it."""
     import numpy as np
 
-    marks = np.array([name.startswith("ProfilerStep") for name in rows.host.names])[np.array(rows.host.name)]
+    marks = _are_marks(rows)
     ends = np.array(rows.host.start)[marks] + np.maximum(np.array(rows.host.duration)[marks], 0.0)
     return float(ends.max()) if len(ends) else np.inf
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paro_advise.core.required_name import refuse_empty
 from paro_advise.errors import StalePlanError, UsageError
 from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.job import (
@@ -66,8 +67,8 @@ def command(
     from paro_advise.policies.plan import Verdict, check_runnable, kept_text, read_plan
     from paro_advise.runtime.capture.request import CaptureRequest
 
-    if job == "":
-        raise UsageError("--job must name a folder, got an empty name", hint="is a variable of the shell not set?")
+    if job is not None:
+        refuse_empty(job, "the folder of --job")
     if folder is None and (steps or force):
         raise UsageError("--steps and --force need --capture")
     steps = steps or DEFAULT_STEPS

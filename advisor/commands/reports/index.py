@@ -11,7 +11,8 @@ from urllib.parse import quote
 import click
 
 from paro_advise.core.plural import plural
-from paro_advise.errors import ForeignDataError, NoInputError, UsageError, WouldOverwriteError
+from paro_advise.core.required_name import refuse_empty
+from paro_advise.errors import ForeignDataError, NoInputError, WouldOverwriteError
 from paro_advise.trace_parsers.discover import files_below
 from paro_advise.trace_parsers.remote.objects import is_remote
 
@@ -38,8 +39,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     from paro_advise.advisor.rendering.provenance import provenance
     from paro_advise.advisor.wording.escaping import plain
 
-    if not folder:
-        raise UsageError("a folder must have a name, got an empty one", hint="is a variable of the shell not set?")
+    refuse_empty(folder, "a folder")
     root = Path(folder)
     target = str(root / "index.html") if output is None else output
     targets = Targets.checked(target, force=force)

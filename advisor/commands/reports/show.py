@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from paro_advise.errors import UsageError
+from paro_advise.core.required_name import refuse_empty
 
 
 @click.command("show", short_help="Print what a report or a paro-advise JSON file holds.")
@@ -22,8 +22,7 @@ def command(*, path: str, json_target: str | None, force: bool) -> None:
     from paro_advise.advisor.commands.output import Targets, write_output
     from paro_advise.core.documents import to_json
 
-    if not path:
-        raise UsageError("an input must have a name, got an empty one", hint="is a variable of the shell not set?")
+    refuse_empty(path, "an input")
     Targets.checked(json_target, force=force, inputs=[path])
     value, text = _read(document_of(path), path)
     if json_target:

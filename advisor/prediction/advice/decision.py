@@ -33,7 +33,7 @@ from paro_advise.policies.plan import (
     same_way,
 )
 from paro_advise.policies.strategy import CollectiveBackend
-from paro_advise.policies.strategy_name import choice_name, grouped_triple, strategy_name
+from paro_advise.policies.strategy_name import choice_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -433,11 +433,8 @@ def _change(baseline: Choice, chosen: Choice) -> str:
     once = ""
     if baseline.reduces_each_micro_batch and not chosen.reduces_each_micro_batch and chosen.triple[1] != "G":
         once = f", which sums gradients {'between groups ' if chosen.triple[1] == 'I' else ''}once a step"
-    then = choice_name(chosen)
-    if (baseline.triple, baseline.group_size) == (chosen.triple, chosen.group_size):  # its long name stands there
-        full = strategy_name(chosen.triple, chosen.group_size)
-        then = then.replace(full, grouped_triple(chosen.triple, chosen.group_size), 1)
-    return f"Change {choice_name(baseline)} to {then}{once}"
+    is_known = (baseline.triple, baseline.group_size) == (chosen.triple, chosen.group_size)
+    return f"Change {choice_name(baseline)} to {choice_name(chosen, is_known=is_known)}{once}"
 
 
 def _memory(baseline: Choice, chosen: Choice) -> str:

@@ -62,9 +62,8 @@ def unlike_benchmarks(run: Run) -> list[Notice]:
     benchmarks = [item.link_samples for item in run.untimed if item.header.is_benchmark and len(item.link_samples)]
     if len(benchmarks) < 2:
         return []
-    samples = pl.concat([table.with_columns(source=pl.lit(place)) for place, table in enumerate(benchmarks)]).filter(
-        (pl.col("op") != Op.UNKNOWN) & (pl.col("group_size") > 1) & (pl.col("time_us") > 0)
-    )
+    samples = pl.concat([table.with_columns(source=pl.lit(place)) for place, table in enumerate(benchmarks)])
+    samples = samples.filter(_are_of_links())
     reached: dict[tuple[str, int], list[float]] = {}
     for (op, size, _), part in samples.group_by("op", "group_size", "num_nodes", maintain_order=True):
         wire_per_byte = bus_factor(str(op), int(str(size)))
@@ -120,12 +119,7 @@ def _logged_samples(logs: Sequence[Source]) -> pl.DataFrame | None:
         .then(pl.lit(GroupSpan.INTER.value))
         .otherwise(pl.lit(GroupSpan.MIXED.value))
     )
-    samples = (
-        pl.concat(frames)
-        # What goes over the bus of a collective that nobody names is not known.
-        .filter((size > 1) & (pl.col("bytes") > 0) & (pl.col("time_us") > 0) & (pl.col("op") != Op.UNKNOWN))
-        .with_columns(span.alias("span"))
-    )
+    samples = pl.concat(frames).filter(_are_of_links()).with_columns(span.alias("span"))
     same = ("op", "span", "group_size", "num_nodes", "bytes")
     is_known = pl.col("seq").is_not_null() & (pl.col("group_name") != "")
     # What each rank measured of one collective holds its waiting for others; the last to arrive waited for none.
@@ -139,6 +133,14 @@ def _logged_samples(logs: Sequence[Source]) -> pl.DataFrame | None:
         *same, "time_us", pl.lit(value=False).alias("lone"), pl.lit(value=False).alias("partial")
     )
     return pl.concat([as_measured, joined])
+
+
+def _are_of_links() -> pl.Expr:
+    """Tell which samples are of bytes on a link; what goes over it of a collective that nobody names is not known."""
+    import polars as pl
+
+    is_sent = (pl.col("group_size") > 1) & (pl.col("bytes") > 0) & (pl.col("time_us") > 0)
+    return is_sent & (pl.col("op") != Op.UNKNOWN)
 
 
 def samples_of(table: pl.DataFrame) -> pl.DataFrame:

@@ -78,7 +78,7 @@ class _Table:
     @property
     def is_cut(self) -> bool:
         """Tell whether the list of ranks lacks some, as where somebody has pasted its last line."""
-        return self.last_rank >= max(self.num_ranks, 1) and self.num_ranks < MAX_BENCHMARK_RANKS
+        return self.num_ranks <= self.last_rank and self.num_ranks < MAX_BENCHMARK_RANKS
 
 
 def _measurement(tokens: list[str]) -> _Measurement | None:
@@ -223,8 +223,11 @@ class BenchmarkTables:
             self._add_row(self._pending)
             self._pending = []
         table, self._table = self._table, _Table(mentioned=self._table.mentioned)
-        listed = table.groups[min(table.groups)] if table.groups and not table.is_cut else None
-        num_nodes = (len(table.devices) or None) if not table.is_cut else None
+        if table.is_cut:  # it tells neither how many ranks there are nor how many nodes
+            table.groups.clear()
+            table.devices.clear()
+        listed = table.groups[min(table.groups)] if table.groups else None
+        num_nodes = len(table.devices) or None
         if listed:
             self.largest = max(self.largest, (listed, num_nodes or 0))
             per_host = max(len(devices) for devices in table.devices.values())
