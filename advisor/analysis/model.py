@@ -197,7 +197,7 @@ class IdleParts:
     """Why devices idle; means over ranks and steps (us).
 
     Attributes:
-        queued: idle although the next kernel was launched already; None where launches were not read.
+        queued: idle although the next kernel was launched already; None where launches are not known.
         data_loading: the training thread was in the DataLoader, whether or not the device idled.
         synchronisation: the host waited for the device, likewise.
     """
@@ -207,7 +207,7 @@ class IdleParts:
     synchronisation: float
     loading: float = 0.0  # since 1.2; part of the idle time that the training thread was in the DataLoader
     updating: float = 0.0  # since 1.2; part of the idle time that it was in the optimizer's step
-    queue_length: float | None = None  # launched device rows that wait, on average; None where launches were not read
+    queue_length: float | None = None  # launched device rows that wait, on average; None where launches are not known
     host_work: float | None = None  # of a step, what the host does not wait for the device; None where it is not known
 
 

@@ -35,7 +35,6 @@ class HostKind(IntEnum):
     RUNTIME = 2
     PYTHON = 3
     DEVICE_SPAN = 4  # an annotation as the device ran what was launched inside it
-    WAITING = 5  # a call of the runtime in which the host may wait for the device, where launches are not read
 
 
 class Codes(defaultdict[_Value, int], Generic[_Value]):

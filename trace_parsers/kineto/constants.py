@@ -28,16 +28,13 @@ LEARN_CHUNKS = 8  # chunks; how many are tried before every event is decoded in 
 # With the digits that all events share cut off, times stay below 2e9 us; since the epoch it is 1.7e15 us.
 MAX_SHIFTED_US = 1e13  # us; a later time was not shifted; assumed: any value between those two serves
 SHIFT_DIGITS_US = 10**9  # us; worth of the last digit that is cut off; nine digits before the point remain
-MIN_LINKED_SHARE = 0.5  # none; with fewer kernels linked to a host call by id, launches are read; assumed
+MIN_LINKED_SHARE = 0.5  # none; with fewer kernels linked to a host call by id, all operators are read; assumed
 
-LAG_SHARE = (
-    0.05  # of a step that a device must lag for steps to be cut on it, of kernels or their time behind their steps
-)
-# for launches to be read; assumed
+# Of a step that a device must lag for steps to be cut on it, of kernels or their time behind their steps; assumed.
+LAG_SHARE = 0.05  # none
 PAUSE_SHARE = 0.5  # of a usual step between two marks, from which the recording paused there; assumed
 TINY_US = 1e-3  # us, which no row is shorter than but those of no time; the resolution of traces, 1 ns
 STUB_SHARE = 0.1  # of a usual step below which a last step without work is where recording ended; assumed
-IDLE_SHARE = 0.2  # of its span that a device must idle for launches to be read, which tell why; assumed
 LONG_CALL_US = 50.0  # us; a runtime call that blocks for less is no wait worth keeping; assumed
 MAX_BLOCKING_CALLS = 100_000  # calls; most that are kept of those; assumed
 FEW_OPERATORS = 10  # operators of a whole CPU trace below which no model ran in it; assumed

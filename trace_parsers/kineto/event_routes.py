@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Detail(IntEnum):
     """How much of a trace is read."""
 
-    LEAN = 0  # GPU run: device rows, annotations, collectives, autograd, calls that wait; other operators skipped
-    FULL = 1  # CPU run: all operators as well
-    LAUNCHES = 2  # runtime calls as well: older traces link kernels to the host by them only
+    LEAN = 0  # GPU run: device rows, runtime calls, annotations, collectives, autograd; other operators skipped
+    FULL = 1  # CPU run: all operators, no runtime calls
+    OPERATORS = 2  # GPU run with all operators: older traces link kernels to the host by them only
 
 
 @dataclass(slots=True)
@@ -80,20 +80,16 @@ _ROUTES = {
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "mtia_ccp_events", "hpu_op", "xpu_runtime_kernel"}
 _RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
 # The first four letters of operators that a lean reading keeps, and of those whose arguments are needed.
-_KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl")
-_WAITING_NAME = ("cudaMemc", "hipMemc")
+_KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl", "enum")
 _WIDE_NAME = ("c10d", "reco", "paro", "_c10")
-# Matrix products by the first eight letters of an operator's name, and those of "add..." by five after "aten::".
+# Matrix products by the first eight letters of an operator's name, and those of "add..." by five after "aten::"; norms,
+# by which a collective inside one is told, by the eight after it.
 _OPERATOR_SPACE = len("aten::")
 _MAYBE = 2
+_NORM_NAME = "aten::linalg_vector_norm"
+_NORMS = {b"linalg_v": 1}
 _PRODUCTS = {b"aten::mm": 1, b"aten::bm": 1, b"aten::ba": 1, b"aten::ad": _MAYBE}
 _PRODUCTS_OF_ADD = {b"addmm": 1}
-# Runtime calls in which the host may wait for the device, by the first eight letters, some with the eight behind them.
-_CALL_CATEGORY = "cuda_runtime"
-_WAITING = {b"cudaMemc": 1, b"hipMemcp": 1} | dict.fromkeys(
-    (b"cudaStre", b"cudaDevi", b"cudaEven", b"hipStrea", b"hipDevic", b"hipEvent"), _MAYBE
-)
-_WAITING_REST = dict.fromkeys((b"amSynchr", b"ceSynchr", b"tSynchro", b"mSynchro", b"eSynchro", b"Synchron"), 1)
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
 _LAYOUT = re.compile(rb'^(\s*"ph":\s*")X(",\s*"cat":\s*")(\w[\w ]*)(",\s*"name":\s*")')
 # Of the spans of annotations on the device, only the optimizer's are of interest.
@@ -124,12 +120,10 @@ def host_kind(category: str, name: str, detail: Detail) -> HostKind | None:
         case "user_annotation":
             return HostKind.ANNOTATION
         case "cpu_op" | "operator":
-            keep = detail != Detail.LEAN or name.startswith(_KEEP_NAME)
+            keep = detail != Detail.LEAN or name.startswith((*_KEEP_NAME, _NORM_NAME))
             return HostKind.OPERATOR if keep else None
         case _ if is_runtime_category(category):
-            if detail == Detail.LEAN:
-                return HostKind.WAITING if name.startswith(_WAITING_NAME) or "Synchronize" in name else None
-            return HostKind.RUNTIME if detail == Detail.LAUNCHES else None
+            return None if detail == Detail.FULL else HostKind.RUNTIME
         case _ if category == _DEVICE_SPAN_CATEGORY:
             return HostKind.DEVICE_SPAN if name.startswith(_DEVICE_SPAN_NAME) else None
         case "python_function":
@@ -153,8 +147,7 @@ class EventLayout:
         self._device_names = WordTable({_DEVICE_SPAN_NAME[:4].encode(): _KEEP})
         self._products = WordTable(_PRODUCTS)
         self._products_of_add = WordTable(_PRODUCTS_OF_ADD)
-        self._call_name_at = self._name_at + len(_CALL_CATEGORY) - len("cpu_op")
-        self._waiting, self._waiting_rest = WordTable(_WAITING), WordTable(_WAITING_REST)
+        self._norms = WordTable(_NORMS)
         self._names = WordTable({name.encode(): value for name, value in names.items()})
 
     @classmethod
@@ -172,11 +165,7 @@ class EventLayout:
         plain, shaped = self._annotations(scan, np.flatnonzero(route == _Route.ANNOTATION))
         other = scan.texts(np.flatnonzero(route == _Route.UNKNOWN)) + shaped
         host = [(HostKind.OPERATOR, kept), (HostKind.ANNOTATION, plain)]
-        calls = np.flatnonzero(route == _Route.RUNTIME)
-        if self._detail == Detail.LAUNCHES:
-            host.append((HostKind.RUNTIME, scan.texts(calls)))
-        elif self._detail == Detail.LEAN:
-            host.append((HostKind.WAITING, self._waiting_calls(scan, calls)))
+        host.append((HostKind.RUNTIME, scan.texts(np.flatnonzero(route == _Route.RUNTIME))))
         stacks = scan.texts(np.flatnonzero(route == _Route.PYTHON))
         host.append((HostKind.DEVICE_SPAN, self._device_spans(scan, np.flatnonzero(route == _Route.DEVICE_SPAN))))
         host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
@@ -195,9 +184,7 @@ class EventLayout:
     def skipped(self, texts: RoutedTexts) -> NDArray[np.intp]:
         """Return the places of events that nothing decodes; operators and stacks of which some are kept count all."""
         routes = [_Route.SKIP, _Route.INSTANT, _Route.OPERATOR, _Route.PYTHON, _Route.DEVICE_SPAN]
-        return np.flatnonzero(
-            np.isin(texts.route, routes if self._detail == Detail.LAUNCHES else [*routes, _Route.RUNTIME])
-        )
+        return np.flatnonzero(np.isin(texts.route, routes))
 
     def _routes(self, scan: EventScan) -> NDArray[np.uint8]:
         """Return where each event goes; what does not look as learned is UNKNOWN."""
@@ -216,16 +203,17 @@ class EventLayout:
         """Return the operators to keep, those whose arguments are needed, and those that multiply matrices."""
         begin = scan.words(self._name_at, rows)
         value = self._names.values(begin)
-        kept = value == _KEEP if self._detail == Detail.LEAN else value != _WIDE
+        kept = self._keeps(scan, rows, value) if self._detail == Detail.LEAN else value != _WIDE
         products = rows[self._multiply(scan, rows, begin)] if self._detail != Detail.FULL else rows[:0]
         return scan.texts(rows[kept]), scan.texts(rows[value == _WIDE]), scan.texts(products)
 
-    def _waiting_calls(self, scan: EventScan, rows: NDArray[np.intp]) -> list[bytes]:
-        """Return the runtime calls in which the host may wait for the device, by the first letters of their names."""
-        waits = self._waiting.values(scan.words(self._call_name_at, rows))
-        unsure = np.flatnonzero(waits == _MAYBE)
-        waits[unsure] = self._waiting_rest.values(scan.words(self._call_name_at + WORD_BYTES, rows[unsure]))
-        return scan.texts(rows[waits > 0])
+    def _keeps(self, scan: EventScan, rows: NDArray[np.intp], value: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Mark the operators that a lean reading keeps, by the values of their names."""
+        kept: NDArray[np.bool_] = value == _KEEP
+        others = np.flatnonzero(value == 0)
+        after = self._norms.values(scan.words(self._name_at + _OPERATOR_SPACE, rows[others]))
+        kept[others[after > 0]] = True
+        return kept
 
     def _multiply(self, scan: EventScan, rows: NDArray[np.intp], begin: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Mark the operators that multiply matrices, by the first letters of their names."""
@@ -245,7 +233,7 @@ class EventLayout:
         These are gloo's always, NCCL's where kernels lack the shape.
         """
         texts = scan.texts(rows)
-        mark = b'"nccl:' if self._detail == Detail.LAUNCHES else b'"gloo:'
+        mark = b'"nccl:' if self._detail == Detail.OPERATORS else b'"gloo:'
         plain = [row for row in texts if mark not in row and b'"gloo:' not in row]
         if len(plain) == len(texts):
             return plain, []
