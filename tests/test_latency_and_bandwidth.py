@@ -38,6 +38,26 @@ def test_latency_and_bandwidth_are_recovered_from_noisy_transfers():
     assert latency_share([link], "all_gather", "inter", 8, 1 << 27, NCCL).high < 0.05
 
 
+@pytest.mark.parametrize(
+    ("large", "small", "algorithm"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL", "ncclDevKernel_AllReduce_Sum_f32_TREE_LL", "tree"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_AllReduce_Sum_f32_TREE_LL", "ring"),
+        ("ncclKernel_AllReduce_TREE_LL_Sum_float(ncclDevComm*)", "ncclKernel_AllReduce_RING_LL_Sum_float", "tree"),
+        ("ncclKernel", "ncclKernel", ""),
+    ],
+)
+def test_kernels_name_the_algorithm_by_which_most_of_the_bytes_moved(large, small, algorithm):
+    sizes = {1 << 10: small, 1 << 26: large}
+    data = samples(sizes, alpha_us=40, busbw_gbps=25).with_columns(
+        pl.lit("all_reduce").alias("op"), pl.col("bytes").replace_strict(sizes).alias("name")
+    )
+    ((link,), _) = fit_links(data, NCCL)
+    assert link.algorithm == algorithm
+    ((gather,), _) = fit_links(data.with_columns(pl.lit("all_gather").alias("op")), NCCL)
+    assert not gather.algorithm
+
+
 def test_what_the_sizes_cannot_tell_stays_unknown():
     ((small,), _) = fit_links(samples([256], alpha_us=40, busbw_gbps=25), NCCL)
     assert small.busbw_gbps is None

@@ -130,6 +130,23 @@ def test_gathers_may_be_slower_than_the_all_reduces_that_alone_were_measured():
     assert spread("sums") - 1 > 3 * (spread("measured") - 1)
 
 
+def test_gathers_are_as_fast_as_the_ports_through_which_trees_moved_fewer_bytes():
+    """On two nodes a tree's bytes pass each port once, those of a ring twice but for a part: 2 (N - 1) / N times."""
+    two = replace(CLUSTER, world_size=16, ranks_per_node=8)
+    sums = replace(link("mixed", 16, 37.5, alpha=98.0), op="all_reduce", num_nodes=2, algorithm="tree")
+    found = fit_tiers([sums], two, None)
+    assert found.sums_by_trees
+    assert found.inter_gbps.value == pytest.approx(37.5 / (2 * 15 / 16))
+    # Seven hops inside a node and one between two, up and down; one between takes 14 / 5 of one inside (NCCL).
+    assert found.inter_alpha_us.value == pytest.approx(98.0 / 2 / (1 + 7 * 5 / 14))
+    assert "trees" in " ".join(found.notes)
+    wide = fit_tiers([replace(sums, group_size=32, num_nodes=4)], replace(two, world_size=32), None)
+    assert wide.inter_gbps.value == pytest.approx(37.5)
+    rings = fit_tiers([replace(sums, algorithm="ring")], two, None)
+    assert not rings.sums_by_trees
+    assert rings.inter_gbps.value == pytest.approx(37.5)
+
+
 @pytest.mark.parametrize(
     ("name", "gbps"),
     [

@@ -119,6 +119,7 @@ class Calibration:
         nodes_per_pod: nodes of a pod (faster interconnect domain); None where there are no pods.
         pod_alpha_us, pod_gbps: an inter-node message within a pod; ``inter_*`` are then of those between pods.
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
+        sums_by_trees: the backend's all-reduces over several nodes run as trees.
         rail_gain: what a node's port moves, to what a ring over several ranks of each node moves through it.
         compute_slowing: how much longer arithmetic takes while a collective runs beside it; 1 where cores compute.
         update: the optimizer's part of ``compute_us``, where a device ran it.
@@ -212,6 +213,7 @@ class Calibration:
     reduce_bucket_bytes: float | None = None
     publishes_ahead: bool = False
     copies_buckets: bool = False
+    sums_by_trees: bool = False
 
     @property
     def knows_no_network(self) -> bool:

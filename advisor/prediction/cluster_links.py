@@ -205,6 +205,7 @@ class StepCollectives:
     algorithm: RingAlgorithm
     reduce_is_all_reduce: bool
     is_streamed: bool = False  # rings are, as NCCL's; on CPUs messages take turns on a port
+    sums_by_trees: bool = False  # the backend's own all-reduces over several nodes run as trees
 
     def _inside(self, operation: Op, num_bytes: float) -> Parts:
         nodes = max(1, self.group_size // self.ranks_per_node)
@@ -241,7 +242,8 @@ class StepCollectives:
             operation = Op.ALL_REDUCE
         size = nodes * local
         trips = 2 if operation == Op.ALL_REDUCE else 1
-        effort = effort_of(self.algorithm, operation, num_bytes, nodes, local, is_streamed=self.is_streamed)
+        trees = {"is_streamed": self.is_streamed, "sums_by_trees": self.sums_by_trees}
+        effort = effort_of(self.algorithm, operation, num_bytes, nodes, local, **trees)
         if not self.is_streamed:
             halves = GLOO_HALVES if self.algorithm == RingAlgorithm.RING else 1
             effort = replace(effort, in_flight=float(halves * (local if nodes > 1 else 1)))

@@ -81,6 +81,8 @@ PCIE_GBPS = 32.0
 # public cluster of H100 with in-switch reductions 1.34 to 2.35 (Ultra-Scale Playbook, 256 MB, 1 to 32 nodes)
 # and the page's list of rates 1.34 to 1.96 (docs/descriptions.md); 80 % range from 1 / 1.35
 SUM_RATIO, SUM_RATIO_FACTOR, MOST_SUM_RATIO = 1.0, 1.35, 1.96
+# Factor either way of the same where NCCL's kernels show that all-reduces ran as trees, whose bytes are known; assumed
+TREE_FACTOR = 1.2
 # Of what a node's network cards move, the share that a ring over several of its GPUs reaches: what torch's Inductor
 # takes for 4 nodes of H100 (torch 2.13, _inductor/comm_analysis.py: 0.80 for 2, 1 for 8); 80 % range as a factor
 RING_SHARE, RING_SHARE_FACTOR = 0.87, 1.12

@@ -23,12 +23,15 @@ from paro_advise.advisor.prediction.constants import (
     RING_SHARE_FACTOR,
     SUM_RATIO,
     SUM_RATIO_FACTOR,
+    TREE_FACTOR,
     UNKNOWN_CORES,
 )
 from paro_advise.advisor.ranks.devices import device_links_gbps, has_links
+from paro_advise.advisor.ranks.links.link import SumAlgorithm
 from paro_advise.core.collective import Op
 from paro_advise.core.span import GroupSpan
 from paro_advise.errors import UsageError
+from paro_advise.policies.collective_cost import tree_depth, tree_port_share
 from paro_advise.policies.plan import EstimateSource
 
 if TYPE_CHECKING:
@@ -96,6 +99,7 @@ class NetworkTiers:
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
         rail_gain: what the rings of all local ranks, each of one rank a node, move between nodes to what one ring
             over all those ranks moves.
+        sums_by_trees: all-reduces over several nodes ran as trees, as NCCL's kernels name it.
         nodes_per_pod: None where there are no pods.
         notes: what was assumed, for people.
     """
@@ -108,6 +112,7 @@ class NetworkTiers:
     pod_gbps: Estimate
     sum_ratio: Estimate
     rail_gain: Estimate
+    sums_by_trees: bool
     nodes_per_pod: int | None
     notes: tuple[str, ...]
 
@@ -130,6 +135,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
         for link in known
         if not has_unknown_placement(link.span, link.group_size, cluster.world_size, cluster.num_nodes)
     ]
+    known, has_trees = [_by_ports(link, cluster) for link in known], any(_is_tree(link, cluster) for link in known)
     notes: list[str] = []
     pod = _stated_pods(nodes_per_pod, cluster) if nodes_per_pod else _observed_pods(known, cluster, notes)
     inside = [link for link in known if link.span == GroupSpan.INTRA or cluster.num_nodes == 1]
@@ -159,17 +165,33 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     if not cluster.is_gloo and any(link.span == GroupSpan.MIXED for link in far or near):
         found["intra_gbps"] = _at_least(found["intra_gbps"], found["inter_gbps"])
     if ratio.source == EstimateSource.PRIOR and any(by_sums.values()):
-        below, above = (math.log(factor) / P90_SIGMAS for factor in (SUM_RATIO_FACTOR, MOST_SUM_RATIO))
+        factors = (TREE_FACTOR, TREE_FACTOR) if has_trees else (SUM_RATIO_FACTOR, MOST_SUM_RATIO)
+        below, above = (math.log(factor) / P90_SIGMAS for factor in factors)
         ratio = replace(ratio, sigma=below, sigma_above=above)
         found |= {key: replace(found[key], source=EstimateSource.SUMS) for key, are_sums in by_sums.items() if are_sums}
         notes.append(
-            f"gathers between nodes: as fast a byte as all-reduces (a prior, {1 / MOST_SUM_RATIO:.2f} to "
-            f"{SUM_RATIO_FACTOR:g} times), which trees and switches may speed up: the run shows no gather there"
+            f"gathers between nodes: as fast a byte as all-reduces (a prior, {1 / factors[1]:.2f} to {factors[0]:g} "
+            f"times), which {'ran as trees' if has_trees else 'trees and switches may speed up'}: the run shows no "
+            "gather there"
         )
     if pod and not (near and far):
         missing, other = ("between pods", "inside them") if near else ("inside pods", "between them")
         notes.append(f"links {missing}: as quick as {other}, since no collective of the run measured them alone")
-    return NetworkTiers(**found, sum_ratio=ratio, rail_gain=gain, nodes_per_pod=pod, notes=tuple(notes))
+    return NetworkTiers(
+        **found, sum_ratio=ratio, rail_gain=gain, sums_by_trees=has_trees, nodes_per_pod=pod, notes=tuple(notes)
+    )
+
+
+def _is_tree(link: Link, cluster: LinkContext) -> bool:
+    return link.algorithm == SumAlgorithm.TREE and _num_spanned_nodes(link, cluster) > 1
+
+
+def _by_ports(link: Link, cluster: LinkContext) -> Link:
+    """Return a link with the bandwidth of its ports, where trees moved fewer bytes through them than rings do."""
+    if not _is_tree(link, cluster):
+        return link
+    nodes = _num_spanned_nodes(link, cluster)
+    return _scale(link, tree_port_share(nodes, link.group_size // nodes))
 
 
 def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
@@ -324,6 +346,10 @@ def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
 def _latency(link: Link, cluster: LinkContext) -> _Sample | None:
     if not (whole_us := (link.alpha_us or 0.0) + link.hidden_us):
         return None
+    if _is_tree(link, cluster):
+        nodes = _num_spanned_nodes(link, cluster)
+        hops = tree_depth(nodes) + link.group_size // nodes - 1
+        return whole_us / (2 * hops), LATENCY_SIGMA, link.num_samples
     is_twice = link.op == Op.ALL_REDUCE or (cluster.is_gloo and link.op == Op.REDUCE_SCATTER)  # as it runs
     return whole_us / (max(1, link.group_size - 1) * (2 if is_twice else 1)), LATENCY_SIGMA, link.num_samples
 
@@ -352,7 +378,9 @@ class _HopShares:
         if mean is None or link.span != GroupSpan.MIXED:
             return mean
         nodes = _num_spanned_nodes(link, cluster)
-        between, inside = max(1, nodes - 1), link.group_size - nodes
+        between, inside = float(max(1, nodes - 1)), link.group_size - nodes
+        if _is_tree(link, cluster):
+            between, inside = tree_depth(nodes), link.group_size // nodes - 1
         whole_us = mean[0] * (between + inside)
         if self.inside_us is None:
             return whole_us / (between + inside / self.ratio), *mean[1:]

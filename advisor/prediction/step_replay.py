@@ -167,8 +167,8 @@ class _Step:
         self._passed_share = share_of(self._units, self._passed_by)
         # Of the bytes of units that backward reaches, those that have gradients.
         self._trained_share = min(1.0, calibration.trained_share / (1 - self._passed_share))
-        gathered = gathered_bytes(calibration, baseline_candidate(calibration)) * calibration.micro_batches
-        self._copied_out_us = calibration.copied_out_us if gathered else 0.0
+        base = baseline_candidate(calibration)
+        self._copied_out_us = calibration.copied_out_us if gathered_bytes(calibration, base) else 0.0
         self._copy_us_per_byte, self._laid_in_us_per_byte = laid_out_and_in(calibration, candidate)
         native = candidate.collectives == CollectiveBackend.NATIVE
         self._collectives = StepCollectives(
@@ -179,16 +179,16 @@ class _Step:
             RingAlgorithm.RING if native else RingAlgorithm.HO_RING,
             native and (calibration.native_reduce_scatter_is_all_reduce or candidate.scatters_by_all_reduce),
             is_streamed=calibration.is_gpu,
+            sums_by_trees=calibration.sums_by_trees,
         )
-        had_ring = baseline_candidate(calibration).collectives == CollectiveBackend.HO_RING
+        had_ring = base.collectives == CollectiveBackend.HO_RING
         # With one rank a node it is the flat ring that a GPU's backend has.
         changes = had_ring == native and not (calibration.is_gpu and calibration.ranks_per_node == 1)
-        used = replace(links, slowdown=1.0) if changes else links
         changed = (HO_RING_WAITS, HO_RING_COPIES) if changes else (1.0, 1.0)
         self._waits, self._copies = (1 / factor for factor in changed) if native and had_ring else changed
+        used = replace(links, slowdown=1.0) if changes else links
         self._links = used if native else _with_ho_ring(used, calibration, had_ring=had_ring)
-        self._costs = cache(self._unit_costs)
-        self._work = cache(self._unit_work)
+        self._costs, self._work = cache(self._unit_costs), cache(self._unit_work)
 
     def _moved_bytes(self, parts: Parts) -> float:
         """Return the bytes that the cores move; an assumed intra-node bandwidth is that of the cores already."""

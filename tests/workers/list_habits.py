@@ -5,9 +5,11 @@ Argument: "ddp". Prints the name of each job with its numbers, or with what refu
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from script_habits import STEPS, main, mean, values_of, whole
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -106,8 +108,51 @@ def flat_states_resumed():
     return [*found, *(float(whole(value).double().abs().sum()) for value in model.state_dict().values())]
 
 
+def walks_its_groups():
+    """Look at what each group holds, of which some is frozen, as logs and regularizers do."""
+    torch.manual_seed(0)
+    net, found = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 8)), []
+    net[0].requires_grad_(False)
+    model = DistributedDataParallel(net)
+    groups = [{"params": [parameter], "lr": 0.1 / place} for place, parameter in enumerate(net.parameters(), 1)]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
+    for step in range(STEPS):
+        loss = model(values_of(step, same=False)).square().mean()
+        loss.backward()
+        optimizer.step()
+        found += [mean(loss), *(len(group["params"]) for group in optimizer.param_groups)]
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        found += [parameter.detach().norm().item() for parameter in held]
+        found.append(sum(parameter.numel() for parameter in held))
+        optimizer.zero_grad()
+    return [*found, len(optimizer.state)]
+
+
+def draws_beside_collectives():
+    """Draw Python's random numbers between collectives of gradients and parameters by hand."""
+    torch.manual_seed(0)
+    random.seed(3)
+    model, found = DistributedDataParallel(nn.Linear(16, 8)), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        found.append(random.random())
+        loss = model(values_of(step, same=False) * found[-1]).square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+            dist.broadcast(parameter.grad, 0)
+            dist.all_gather([torch.empty(parameter.shape) for _ in range(dist.get_world_size())], parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(mean(loss))
+    return [*found, random.random()]
+
+
 def jobs(_):
     yield "flat states resumed", flat_states_resumed
+    yield "walks its groups", walks_its_groups
+    yield "draws beside collectives", draws_beside_collectives
     for change in (decays_by_hand, adds_noise, steps_by_hand, scales, mixes, clips):
         for has_empty in (False, True):
             name = change.__name__.replace("_", " ") + (", one is empty" if has_empty else "")

@@ -19,6 +19,14 @@ class LatencySource(StrEnum):
     UNKNOWN = ""
 
 
+class SumAlgorithm(StrEnum):
+    """By which algorithm all-reduces ran, as NCCL's kernels name it."""
+
+    TREE = "tree"
+    RING = "ring"  # or any other than trees
+    UNKNOWN = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A fitted link: transfer time = alpha_us + wire bytes / busbw.
@@ -40,6 +48,7 @@ class Link:
         is_lower_bound: ranks without a trace may have been waited for, so the link may be faster.
         least_gbps: of such a link, the bus bandwidth that is sure; None of others.
         typical_bytes, typical_us: buffer and transfer time of a typical collective.
+        algorithm: a SumAlgorithm value, by which most of the bytes of all-reduces moved.
     """
 
     op: str
@@ -60,6 +69,7 @@ class Link:
     num_nodes: int | None = None
     hidden_us: float = 0.0
     least_gbps: float | None = None
+    algorithm: str = SumAlgorithm.UNKNOWN
 
     @property
     def reached_gbps(self) -> float | None:

@@ -19,7 +19,7 @@ from paro_advise.advisor.ranks.constants import (
     UNLIKE_BENCHMARKS,
 )
 from paro_advise.advisor.ranks.links.latency import Fabric, Pace, pace_of, tell_latency
-from paro_advise.advisor.ranks.links.link import LatencySource, Link
+from paro_advise.advisor.ranks.links.link import LatencySource, Link, SumAlgorithm
 from paro_advise.core.collective import GLOO, Op, bus_factor
 from paro_advise.core.plural import plural
 from paro_advise.core.span import GroupSpan
@@ -150,8 +150,8 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
         table: AlignedRun.table with a ``span`` column.
 
     Returns:
-        op, span, group_size, num_nodes, bytes, time_us, lone (bool: one rank only, so the time may hold
-        waiting), partial (bool: some of its ranks have no trace, likewise).
+        op, span, group_size, num_nodes, bytes, time_us, name (of its kernel), lone (bool: one rank only, so the time
+        may hold waiting), partial (bool: some of its ranks have no trace, likewise).
     """
     import polars as pl
 
@@ -170,6 +170,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
             pl.col("group_size").first(),
             pl.col("num_nodes").first(),
             pl.col("bytes").first(),
+            pl.col("name").first(),
             # The last arrival's own duration is the cleanest: it holds no wait by construction.
             pl.min_horizontal(pl.col("transfer_us").median(), pl.col("duration_us").min()).alias("time_us"),
             pl.lit(value=False).alias("lone"),
@@ -183,6 +184,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
         "group_size",
         "num_nodes",
         "bytes",
+        "name",
         pl.col("duration_us").alias("time_us"),
         pl.lit(value=True).alias("lone"),
         pl.lit(value=True).alias("partial"),
@@ -216,8 +218,26 @@ def fit_links(samples: pl.DataFrame, fabric: Fabric, *, is_alone: bool = False) 
             link = _fit(op, span, group_size, wire[possible], time_us[possible], pace, lone=lone, is_alone=is_alone)
             partial = "partial" in part.columns and bool(part["partial"].mean() > 0.5)  # type: ignore[operator]
             least_gbps = _least_gbps(wire[possible], time_us[possible]) if partial else None
-            links.append(replace(link, is_lower_bound=partial, least_gbps=least_gbps, num_nodes=num_nodes))
+            names_it = op == Op.ALL_REDUCE and "name" in part.columns
+            algorithm = _algorithm(part) if names_it else SumAlgorithm.UNKNOWN
+            bounded = replace(link, is_lower_bound=partial, least_gbps=least_gbps)
+            links.append(replace(bounded, num_nodes=num_nodes, algorithm=algorithm))
     return links, num_impossible
+
+
+def _algorithm(part: pl.DataFrame) -> SumAlgorithm:
+    """Return by which algorithm most bytes of all-reduces moved.
+
+    NCCL has kernels of its own for trees; any other algorithm runs in those that it names for rings (NCCL,
+    src/device/generate.py, best_kernel).
+    """
+    import polars as pl
+
+    for found, mark in ((SumAlgorithm.TREE, "_TREE_"), (SumAlgorithm.RING, "_RING_")):
+        named = part.filter(pl.col("name").str.contains(mark, literal=True))
+        if 2 * named["bytes"].sum() > part["bytes"].sum():
+            return found
+    return SumAlgorithm.UNKNOWN
 
 
 def _least_gbps(wire: NDArray[np.float64], time_us: NDArray[np.float64]) -> float:

@@ -46,7 +46,7 @@ _NORM, LOAD, BACKWARD = "a norm of gradients", "a load of weights", "a backward 
 _EXCHANGE, _OF_PARTS, _AFTER_CHANGES = "exchange at ", " of parts ", " after changes "
 _READ_HINT = (
     "take the read, or what samples by a method other than forward, out of `if rank == 0:` and only print or save "
-    "there, or choose a strategy N.."
+    "there, or choose a strategy that keeps it whole: N.. for parameters, NNN for gradients"
 )
 BACKWARD_HINT = "make it on all ranks, or on a copy of the model"
 LOAD_HINT = "load on all ranks; they may read one file"
@@ -132,7 +132,7 @@ class Attendance:
         if what == _NORM:
             raise UsageError(
                 f"a norm of sharded gradients must be taken by all ranks, rank 0 takes one, rank {self._rank} does not",
-                hint="clip on all ranks, and only print on one, or choose a strategy N..",
+                hint="clip on all ranks, and only print on one, or choose NNN, which keeps gradients whole",
             )
         if what == BACKWARD:
             raise UsageError(

@@ -24,6 +24,7 @@ from paro_advise.runtime.sharding.optimizers.parameters import set_stepping
 from paro_advise.runtime.sharding.optimizers.plain_steps import PlainStep
 from paro_advise.runtime.sharding.parameters.draws import let_steps_draw_whole
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
+from paro_advise.runtime.sharding.parameters.whole import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -192,6 +193,13 @@ class OptimizerShards:
             self.group_names.append(
                 [name for name in self.all_names[-1] if name in own or (name not in ignored and slots[name].trains)]
             )
+        # Scripts walk their groups: what does not train stays there, and torch steps over what has no gradient.
+        self._frozen = {
+            names[id(parameter)]: parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if names[id(parameter)] in slots and not slots[names[id(parameter)]].trains
+        }
         held = Counter(name for group in self.all_names for name in group)
         twice = [name for name, count in held.items() if count > 1]
         if twice:
@@ -264,8 +272,9 @@ class OptimizerShards:
         self.optimizer.state.clear()
         self.shards = shards
         held = self.held
-        for group, names in zip(self.optimizer.param_groups, self.group_names, strict=True):
-            group["params"] = [held[name] for name in names]
+        shown = {name: current(parameter) for name, parameter in self._frozen.items()} | held
+        for group, names in zip(self.optimizer.param_groups, self.all_names, strict=True):
+            group["params"] = [shown[name] for name in names]
         for name, state in states.items():
             if state is not None:
                 self.optimizer.state[held[name]] = state
@@ -346,8 +355,8 @@ class OptimizerShards:
         As torch's own checkpoint helpers do: one step with zero gradients and a learning rate of 0.
         """
         for optimizer in self.optimizers:
-            groups = optimizer.__dict__["param_groups"]
-            shards = [shard for group in groups for shard in group["params"]]
+            groups, of = optimizer.__dict__["param_groups"], self.groups_of(optimizer)
+            shards = [self.held[name] for names in self.group_names[of] for name in names]
             if not any(shard in self.optimizer.state for shard in shards):
                 _make_state(optimizer, groups, shards)
                 for shard in shards:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import increment_version
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import tree_leaves, tree_map
@@ -309,6 +310,9 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
     name = getattr(func, "__name__", "")
     if name in _RANDOM or getattr(func, "__module__", None) == nn.init.__name__:
         # Each rank has a generator of its own: of shards that draw for themselves the whole is another one.
+        return by_whole_values(func, args, kwargs)
+    if getattr(func, "__module__", None) == distributed_c10d.__name__:
+        # torch knows no way for shards, and looks for one by drawing from Python's generator, which is the script's.
         return by_whole_values(func, args, kwargs)
     if sets_elements(func, args) or reshapes_unevenly(func, args) or (name in _EXTREMES and _may_be_empty(args)):
         return by_whole_values(func, args, kwargs)
