@@ -79,6 +79,27 @@ def test_from_ddp_the_copies_that_fsdp2_would_make_are_counted():
     assert step_us(copied, found["NNN"], links) == step_us(run, found["NNN"], links)
 
 
+def test_from_fsdp1_the_copies_of_fsdp2_are_counted_where_only_that_keeps_a_second_copy():
+    """FSDP1 gathers into the model's own memory; its own ways go on without copies."""
+    run = calibration(
+        is_gpu=True,
+        baseline=Strategy.parse("GGG"),
+        framework=Framework.FSDP1,
+        gather_width=2,
+        inter_gbps=estimate(1e6),
+        intra_gbps=estimate(1e6),
+        step_us=120_000.0,
+    )
+    copied, links = replace(run, copy_us_per_byte=0.001), measured_links(run)
+    found = [item for item in candidates(run) if item.collectives == "native" and not item.offload]
+    assert {item.variant.keeps_copy for item in found} == {True, False}
+    elements = 4e6 / 4
+    expected = 2 * 0.001 * elements * (2 * (4 + 3) + (2 + 4) / 2 * 4)
+    for item in found:
+        more = float(step_us(copied, item, links) - step_us(run, item, links))
+        assert more == pytest.approx(expected if item.variant.keeps_copy else 0.0, rel=0.01)
+
+
 def test_what_lays_gradients_out_is_told_by_its_kernels(tmp_path):
     trace = [fsdp_rank(rank) for rank in range(2)]
     for rank in trace:

@@ -38,13 +38,13 @@ def laid_out_and_in(calibration: Calibration, candidate: Candidate) -> tuple[flo
     """Return what copies of gathered parameters take by bytes of units, and those of gradients beyond the run's.
 
     Of a run that has none they are FSDP2's: gradients are read in the type that is computed in, and written in the one
-    that they are reduced in.
+    that they are reduced in. FSDP1, which gathers into the model's own memory, has no second copy: FSDP2 keeps one.
     """
     gathered = gathered_bytes(calibration, baseline_candidate(calibration)) * calibration.micro_batches
-    if gathered:
+    if gathered and not (candidate.variant.keeps_copy and calibration.copy_us_per_byte):
         is_sharded = candidate.strategy.parameter != Level.N
         return calibration.copied_out_us / gathered if is_sharded else 0.0, 0.0
-    if not candidate.holds_back:
+    if not (gathered or candidate.holds_back):
         return 0.0, 0.0
     of_element = calibration.copy_us_per_byte / calibration.element_bytes
     laid_in = of_element * (calibration.gather_width + calibration.reduce_width) / 2

@@ -141,8 +141,8 @@ class Wrapping:
                     "an optimizer under a plan must hold parameters of one wrapped model only, "
                     f"{plain_name(optimizer)} also holds {len(others)} outside of {plain_name(module)}, the first one "
                     f"of shape {tuple(others[0].shape)}",
-                    hint="wrap the module that holds all of them as well (fully_shard on the model, not on its layers "
-                    "alone), or make an optimizer for each wrapped model",
+                    hint="wrap one module that holds all of them (of two models, one that holds both; with FSDP2 the "
+                    "model as well as its layers), or make an optimizer for each wrapped model",
                 )
 
     def notes(self, engine: Engine) -> list[str]:
