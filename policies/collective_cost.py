@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# none; latency between nodes of a tree's hop, 8.5 us, to that of a ring's, 4 us (NCCL, src/graph/tuning.cc, LL128)
+_TREE_HOP = 8.5 / 4.0
 # A quantity of the links or a time (us): one number, or an array of draws.
 Draws: TypeAlias = "float | NDArray[np.float64]"
 
@@ -182,8 +184,8 @@ def _tree(num_bytes: float, nodes: int, local: int) -> Effort:
 
 
 def tree_depth(nodes: int) -> float:
-    """Return the hops between nodes on a tree's way from its leaves to its root."""
-    return math.log2(nodes)
+    """Return how many hops of a ring between nodes those of a tree take as long as, from its leaves to its root."""
+    return _TREE_HOP * math.log2(nodes)
 
 
 def tree_port_share(nodes: int, local: int) -> float:
