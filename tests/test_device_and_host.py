@@ -187,38 +187,6 @@ def test_idle_time_with_work_in_the_queue_is_not_the_hosts(tmp_path):
     assert starved.idle_us.queued < 0.1 * starved.breakdown_us.idle
 
 
-@pytest.mark.parametrize("lag_us", [0.0, 750.0])
-def test_a_trace_that_links_its_kernels_is_read_once_and_tells_their_launches(lag_us, tmp_path, monkeypatch):
-    """Reading it again with its launches, wherever a device idles or lags, cost half of an analysis."""
-    from paro_advise.trace_parsers.kineto import reader
-
-    opened = []
-    blocks = reader.BlockReader
-
-    def counted(ref):
-        opened.append(ref)
-        return blocks(ref)
-
-    monkeypatch.setattr(reader, "BlockReader", counted)
-    facts = facts_of(lagging_rank(lag_us).write(tmp_path / "rank0.json"))
-    assert len(opened) == 1
-    assert all(step.queue_length is not None for step in facts.steps)
-
-
-def test_a_collective_inside_a_norm_is_told_although_other_operators_are_not_read(tmp_path):
-    trace = TraceBuilder(0, 8)
-    for step in range(3):
-        base = step * STEP_US
-        trace.step(step, base, STEP_US)
-        trace.backward(base + 100, 300, sequence=step + 1)
-        trace.row("cpu_op", "aten::linear", base + 20, 5, 1, **{"External id": trace.next_id()})
-        trace.row("cpu_op", "aten::linalg_vector_norm", base + 490, 30, 1, **{"External id": trace.next_id()})
-        trace.collective("AllReduce", base + 520, 50, nelems=1, issue=base + 500, seq=step)
-        trace.compute(base + 600, 300)
-    norm = analyze(trace.write(tmp_path / "rank0.json")).collectives[0]
-    assert (norm.state, norm.evidence) == ("other", "annotation")
-
-
 @pytest.mark.parametrize("category", ["user_annotation", "cpu_op"])  # the latter before torch 1.10
 def test_the_data_loader_is_named(tmp_path, category):
     trace = TraceBuilder(0, 1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.trace_parsers.kernel_kinds import TENSOR_PARALLEL_FUNCTIONS
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import MEMORY_EVENT
 from paro_advise.trace_parsers.kineto.event_scan import WORD_BYTES, WordTable
@@ -80,7 +81,10 @@ _ROUTES = {
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "mtia_ccp_events", "hpu_op", "xpu_runtime_kernel"}
 _RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
 # The first four letters of operators that a lean reading keeps, and of those whose arguments are needed.
-_KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl", "enum")
+_KEEP_NAME = (
+    "Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl", "enum",
+    *sorted({name[:4] for name in TENSOR_PARALLEL_FUNCTIONS}),
+)  # fmt: skip
 _WIDE_NAME = ("c10d", "reco", "paro", "_c10")
 # Matrix products by the first eight letters of an operator's name, and those of "add..." by five after "aten::"; norms,
 # by which a collective inside one is told, by the eight after it.

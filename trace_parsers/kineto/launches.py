@@ -1,7 +1,8 @@
-"""What the calls of a device's runtime tell: which kernels were recorded, what graphs replay, when the host waits."""
+"""What the calls of a device's runtime tell, and when a trace must be read again with all its operators."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from paro_advise.trace_parsers.kineto.constants import (
     MAX_LOST_SHARE,
     MIN_LINKED_SHARE,
 )
+from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
+from paro_advise.trace_parsers.kineto.phases import backward_passes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.rows import KinetoRows
     from paro_advise.trace_parsers.tables import HostSpan
 
+_REDUCES = re.compile(r"^(?:c10d::_?|_c10d_functional::)(?:all)?_?reduce")
 _GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 # Calls in which the host waits for the device. A copy to pageable memory waits although it is called asynchronous.
 _BLOCKING = re.compile(
@@ -32,12 +36,20 @@ _BLOCKING = re.compile(
 )
 
 
-def lacks_issuers(rows: KinetoRows) -> bool:
-    """Tell whether ids link no host call to the communication kernels of a device (torch before 2.1)."""
-    import numpy as np
+def needs_operators(rows: KinetoRows) -> bool:
+    """Tell whether a device's trace that was read without most of its operators would say more with them.
 
+    They lead from kernels to the calls that issue collectives where ids do not (torch before 2.1), and tell where the
+    next forward pass begins, in front of which a framework may still reduce gradients of the last one.
+    """
     if not len(rows.device.start) or not len(rows.host.start):
         return False
+    return _lacks_issuers(rows) or _reduces_between_passes(rows)
+
+
+def _lacks_issuers(rows: KinetoRows) -> bool:
+    import numpy as np
+
     kinds = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in rows.device.names])
     calls = np.array([name.startswith(CALL_NAMES) for name in rows.host.names])
     kernels = np.array(rows.device.external)[kinds[np.array(rows.device.name)]]
@@ -46,6 +58,23 @@ def lacks_issuers(rows: KinetoRows) -> bool:
         return len(known) > 0
     linked = np.isin(kernels, known) & (kernels >= 0)
     return bool(linked.sum() < MIN_LINKED_SHARE * len(kernels))
+
+
+def _reduces_between_passes(rows: KinetoRows) -> bool:
+    """Tell whether gradients may be reduced behind a backward pass that another one of its step follows."""
+    import numpy as np
+
+    host = sort_host_rows(rows.host, np.array(rows.host.start), np.maximum(np.array(rows.host.duration), 0.0))
+    passes = backward_passes(host)
+    reduces = host.mask_of_names(bool(_REDUCES.match(name)) for name in host.names)
+    cuts = host.mask_of_names(name.startswith(("ProfilerStep", "Optimizer.step#")) for name in host.names)
+    calls_us, cuts_us = host.start_us[reduces], host.start_us[cuts]
+    for (_, end), (following, _) in itertools.pairwise(passes):
+        between = np.searchsorted(cuts_us, (end, following))
+        reduced = np.searchsorted(calls_us, (end, following))
+        if between[0] == between[1] and reduced[0] < reduced[1]:
+            return True
+    return False
 
 
 def lit_steps(

@@ -41,7 +41,7 @@ from paro_advise.trace_parsers.kineto.device.passes import kinds_by_launch, kind
 from paro_advise.trace_parsers.kineto.event_routes import Detail
 from paro_advise.trace_parsers.kineto.header import impossible_rank, rank_in_trace_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
-from paro_advise.trace_parsers.kineto.launches import blocking_calls, lacks_issuers, lit_steps, num_replayed
+from paro_advise.trace_parsers.kineto.launches import blocking_calls, lit_steps, needs_operators, num_replayed
 from paro_advise.trace_parsers.kineto.phases import (
     PhaseClock,
     backward_passes,
@@ -100,7 +100,7 @@ def read_kineto(ref: SourceRef) -> ParsedSource:
     if raw.rows.detail == Detail.LEAN and not len(raw.rows.device.start):
         # A trace from a GPU machine that recorded CPU activities only.
         raw = _RawTrace(ref, Detail.FULL)
-    elif len(raw.rows.device.start) and (raw.rows.detail == Detail.FULL or lacks_issuers(raw.rows)):
+    elif len(raw.rows.device.start) and (raw.rows.detail == Detail.FULL or needs_operators(raw.rows)):
         raw = _RawTrace(ref, Detail.OPERATORS)
     raw.reader.finish()
     if not raw.chunks.found_array or raw.rows.num_events == 0:

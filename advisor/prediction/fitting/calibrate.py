@@ -410,7 +410,9 @@ def _priors(analysis: Analysis, model: Pieces, at_rest: Strategy) -> list[str]:
 def _copy_us_per_byte(analysis: Analysis, at_rest: Strategy) -> float:
     """Return what a byte of FSDP2's copies would take, of a run of another framework that has no such copies."""
     device = device_named(analysis.run.device_name)
-    has_none = at_rest.parameter == Level.N or (analysis.run.framework == Framework.FSDP1 and not analysis.copied_out_us)
+    has_none = at_rest.parameter == Level.N or (
+        analysis.run.framework == Framework.FSDP1 and not analysis.copied_out_us
+    )
     if not has_none or analysis.copied_in_us or device is None or device.memory_gbps is None:
         return 0.0
     return 2 / (COPY_MEMORY_SHARE * device.memory_gbps * 1e3)
