@@ -157,12 +157,12 @@ def _is_outermost(rows: HostRows, index: NDArray[np.intp]) -> NDArray[np.bool_]:
 def extend_passes(
     rows: HostRows, passes: Sequence[tuple[float, float]], cuts_us: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Extend each backward pass of a step but its last to the first forward operator after it.
+    """Extend each backward pass of a step but its last to where the host enters the model again.
 
-    Reductions that a framework flushes after the engine returned belong to the pass. Forward
-    operators carry a sequence number; autograd nodes lie inside passes. Where forward operators were
-    not read, the first TAIL_SHARE of the time up to the next pass counts: frameworks flush their last
-    bucket there.
+    Reductions that a framework flushes after the engine returned belong to the pass. Annotations tell where the next
+    forward pass begins, and so does its first operator: those carry a sequence number; autograd nodes lie inside
+    passes. Where neither is known, the first TAIL_SHARE of the time up to the next pass counts: frameworks flush their
+    last bucket there.
 
     Args:
         rows: all host rows.
@@ -171,7 +171,7 @@ def extend_passes(
     """
     import numpy as np
 
-    starts, _ = _numbered_operators(rows)
+    starts = np.sort(np.concatenate((_numbered_operators(rows)[0], _entrances(rows))))
     cuts = sorted(cuts_us)
     out = []
     for (begin, end), (following, _) in itertools.pairwise(passes):
@@ -185,6 +185,15 @@ def extend_passes(
         else:
             out.append((begin, end + TAIL_SHARE * (following - end)))
     return out + list(passes[-1:])
+
+
+def _entrances(rows: HostRows) -> NDArray[np.float64]:
+    """Return when (us) annotations say that the host enters the model."""
+    annotations = rows.kind == HostKind.ANNOTATION
+    found: NDArray[np.float64] = rows.start_us[
+        annotations & rows.mask_of_names(name.startswith(_ENTRANCES) for name in rows.names)
+    ]
+    return found
 
 
 def _numbered_operators(rows: HostRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -231,8 +240,7 @@ def forward_passes(
     """
     import numpy as np
 
-    annotations = rows.kind == HostKind.ANNOTATION
-    entered = rows.start_us[annotations & rows.mask_of_names(name.startswith(_ENTRANCES) for name in rows.names)]
+    entered = _entrances(rows)
     gathered = rows.start_us[rows.mask_of_names(name.startswith(_GATHERS) for name in rows.names)]
     step_starts = [step.start_us for step in steps]
     out, before = [], float("-inf")
