@@ -32,8 +32,8 @@ def link(span, size, busbw, spread=1.05, alpha=None):
         num_samples=20,
         alpha_us=alpha,
         busbw_gbps=busbw,
-        busbw_low_gbps=busbw / spread,
-        busbw_high_gbps=busbw * spread,
+        busbw_low_gbps=busbw and busbw / spread,
+        busbw_high_gbps=busbw and busbw * spread,
         source="fit",
     )
 
@@ -133,7 +133,9 @@ def test_gathers_may_be_slower_than_the_all_reduces_that_alone_were_measured():
 def test_gathers_are_as_fast_as_the_ports_through_which_trees_moved_fewer_bytes():
     """On two nodes a tree's bytes pass each port once, those of a ring twice but for a part: 2 (N - 1) / N times."""
     two = replace(CLUSTER, world_size=16, ranks_per_node=8)
-    sums = replace(link("mixed", 16, 37.5, alpha=98.0), op="all_reduce", num_nodes=2, algorithm="tree")
+    sums = replace(
+        link("mixed", 16, 37.5, alpha=98.0), op="all_reduce", num_nodes=2, algorithm="tree", typical_bytes=1e8
+    )
     found = fit_tiers([sums], two, None)
     assert found.sums_by_trees
     assert found.inter_gbps.value == pytest.approx(37.5 / (2 * 15 / 16))
@@ -146,6 +148,25 @@ def test_gathers_are_as_fast_as_the_ports_through_which_trees_moved_fewer_bytes(
     rings = fit_tiers([replace(sums, algorithm="ring")], two, None)
     assert not rings.sums_by_trees
     assert rings.inter_gbps.value == pytest.approx(37.5)
+    # Three ranks of two nodes with two each: a port's other ranks have the rest of it.
+    odd = fit_tiers([replace(sums, group_size=3)], replace(two, world_size=4, ranks_per_node=2), None)
+    assert odd.inter_gbps.value == pytest.approx(37.5 / (2 * 2 / 3) * 2 / 1.5)
+
+
+def test_small_all_reduces_by_trees_tell_of_two_nodes_only():
+    """NCCL takes trees for quicker than rings on two nodes at any size; on more nodes large ones run as rings."""
+    small = replace(link("mixed", 16, None, alpha=30.0), op="all_reduce", num_nodes=2, algorithm="tree")
+    gathers, two = link("mixed", 16, 20.0), replace(CLUSTER, world_size=16, ranks_per_node=8)
+    found = fit_tiers([gathers, small], two, None)
+    assert found.sums_by_trees
+    assert found.inter_gbps.value == pytest.approx(20.0)
+    four = replace(two, world_size=32)
+    wide = replace(small, group_size=32, num_nodes=4)
+    assert not fit_tiers([replace(gathers, group_size=32), wide], four, None).sums_by_trees
+    large = replace(link("mixed", 32, 20.0), op="all_reduce", num_nodes=4, algorithm="ring", typical_bytes=1e8)
+    found = fit_tiers([large, replace(wide, span="inter", group_size=4)], four, None)
+    assert not found.sums_by_trees
+    assert not any("ran as trees" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
         for link in known
         if not has_unknown_placement(link.span, link.group_size, cluster.world_size, cluster.num_nodes)
     ]
-    known, has_trees = [_by_ports(link, cluster) for link in known], any(_is_tree(link, cluster) for link in known)
+    known, has_trees = [_by_ports(link, cluster) for link in known], _sums_by_trees(known, cluster)
     notes: list[str] = []
     pod = _stated_pods(nodes_per_pod, cluster) if nodes_per_pod else _observed_pods(known, cluster, notes)
     inside = [link for link in known if link.span == GroupSpan.INTRA or cluster.num_nodes == 1]
@@ -182,16 +182,33 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     )
 
 
+def _sums_by_trees(links: Sequence[Link], cluster: LinkContext) -> bool:
+    """Tell whether all-reduces over nodes run as trees: most of those that are large enough to show a bandwidth did.
+
+    Where none is, small ones tell of two nodes only, where NCCL takes trees for quicker than rings at any size.
+    """
+    across = [link for link in links if link.op == Op.ALL_REDUCE and _num_spanned_nodes(link, cluster) > 1]
+    moved = [(_is_tree(link, cluster), link.typical_bytes * link.num_samples) for link in across if link.busbw_gbps]
+    if moved:
+        return 2 * sum(size for is_tree, size in moved if is_tree) > sum(size for _, size in moved)
+    return cluster.num_nodes == 2 and any(_is_tree(link, cluster) for link in across)
+
+
 def _is_tree(link: Link, cluster: LinkContext) -> bool:
     return link.algorithm == SumAlgorithm.TREE and _num_spanned_nodes(link, cluster) > 1
+
+
+def _tree_hops(link: Link, cluster: LinkContext) -> tuple[float, int]:
+    """Return the hops on a tree's way from its leaves to its root: between nodes, and inside the fullest of them."""
+    nodes = min(link.group_size, _num_spanned_nodes(link, cluster))
+    return tree_depth(nodes), math.ceil(link.group_size / nodes) - 1
 
 
 def _by_ports(link: Link, cluster: LinkContext) -> Link:
     """Return a link with the bandwidth of its ports, where trees moved fewer bytes through them than rings do."""
     if not _is_tree(link, cluster):
         return link
-    nodes = _num_spanned_nodes(link, cluster)
-    return _scale(link, tree_port_share(nodes, link.group_size // nodes))
+    return _scale(link, tree_port_share(_num_spanned_nodes(link, cluster), link.group_size))
 
 
 def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
@@ -347,9 +364,7 @@ def _latency(link: Link, cluster: LinkContext) -> _Sample | None:
     if not (whole_us := (link.alpha_us or 0.0) + link.hidden_us):
         return None
     if _is_tree(link, cluster):
-        nodes = _num_spanned_nodes(link, cluster)
-        hops = tree_depth(nodes) + link.group_size // nodes - 1
-        return whole_us / (2 * hops), LATENCY_SIGMA, link.num_samples
+        return whole_us / (2 * sum(_tree_hops(link, cluster))), LATENCY_SIGMA, link.num_samples
     is_twice = link.op == Op.ALL_REDUCE or (cluster.is_gloo and link.op == Op.REDUCE_SCATTER)  # as it runs
     return whole_us / (max(1, link.group_size - 1) * (2 if is_twice else 1)), LATENCY_SIGMA, link.num_samples
 
@@ -380,7 +395,7 @@ class _HopShares:
         nodes = _num_spanned_nodes(link, cluster)
         between, inside = float(max(1, nodes - 1)), link.group_size - nodes
         if _is_tree(link, cluster):
-            between, inside = tree_depth(nodes), link.group_size // nodes - 1
+            between, inside = _tree_hops(link, cluster)
         whole_us = mean[0] * (between + inside)
         if self.inside_us is None:
             return whole_us / (between + inside / self.ratio), *mean[1:]

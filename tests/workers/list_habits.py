@@ -113,10 +113,12 @@ def walks_its_groups():
     torch.manual_seed(0)
     net, found = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 8)), []
     net[0].requires_grad_(False)
+    net[0].weight.grad = torch.full_like(net[0].weight, 1.0 + dist.get_rank())  # of before it was frozen
     model = DistributedDataParallel(net)
     groups = [{"params": [parameter], "lr": 0.1 / place} for place, parameter in enumerate(net.parameters(), 1)]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
     for step in range(STEPS):
+        optimizer.zero_grad()
         loss = model(values_of(step, same=False)).square().mean()
         loss.backward()
         optimizer.step()
@@ -124,7 +126,6 @@ def walks_its_groups():
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         found += [parameter.detach().norm().item() for parameter in held]
         found.append(sum(parameter.numel() for parameter in held))
-        optimizer.zero_grad()
     return [*found, len(optimizer.state)]
 
 

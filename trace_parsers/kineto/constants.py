@@ -30,8 +30,7 @@ MAX_SHIFTED_US = 1e13  # us; a later time was not shifted; assumed: any value be
 SHIFT_DIGITS_US = 10**9  # us; worth of the last digit that is cut off; nine digits before the point remain
 MIN_LINKED_SHARE = 0.5  # none; with fewer kernels linked to a host call by id, all operators are read; assumed
 
-# Of a step that a device must lag for steps to be cut on it, of kernels or their time behind their steps; assumed.
-LAG_SHARE = 0.05  # none
+LAG_SHARE = 0.05  # of a step that a device lags, or of kernels behind their steps, for steps to be cut on it; assumed
 PAUSE_SHARE = 0.5  # of a usual step between two marks, from which the recording paused there; assumed
 TINY_US = 1e-3  # us, which no row is shorter than but those of no time; the resolution of traces, 1 ns
 STUB_SHARE = 0.1  # of a usual step below which a last step without work is where recording ended; assumed

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
-from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES
+from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES, COMMS_ROWS
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     LONG_CALL_US,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.rows import KinetoRows
     from paro_advise.trace_parsers.tables import HostSpan
 
-_REDUCES = re.compile(r"^(?:c10d::_?|_c10d_functional::)(?:all)?_?reduce")
+_REDUCES = re.compile(r"^(?:c10d::_?|_c10d_functional::|nccl:)(?:all)?_?reduce")
 _GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 # Calls in which the host waits for the device. A copy to pageable memory waits although it is called asynchronous.
 _BLOCKING = re.compile(
@@ -65,16 +65,28 @@ def _reduces_between_passes(rows: KinetoRows) -> bool:
     import numpy as np
 
     host = sort_host_rows(rows.host, np.array(rows.host.start), np.maximum(np.array(rows.host.duration), 0.0))
-    passes = backward_passes(host)
-    reduces = host.mask_of_names(bool(_REDUCES.match(name)) for name in host.names)
     cuts = host.mask_of_names(name.startswith(("ProfilerStep", "Optimizer.step#")) for name in host.names)
-    calls_us, cuts_us = host.start_us[reduces], host.start_us[cuts]
-    for (_, end), (following, _) in itertools.pairwise(passes):
+    calls_us, cuts_us = _reductions_us(rows), host.start_us[cuts]
+    for (_, end), (following, _) in itertools.pairwise(backward_passes(host)):
         between = np.searchsorted(cuts_us, (end, following))
         reduced = np.searchsorted(calls_us, (end, following))
         if between[0] == between[1] and reduced[0] < reduced[1]:
             return True
     return False
+
+
+def _reductions_us(rows: KinetoRows) -> NDArray[np.float64]:
+    """Return when (us) the host issues what may be a reduction, in order: a call that does not say what it is may."""
+    import numpy as np
+
+    told = {row: args.collective for row, args in rows.host.comm if isinstance(args.collective, str)}
+    names = rows.host.names.values_in_order()
+    described = np.array([name in COMMS_ROWS for name in names])[np.array(rows.host.name)]
+    mask = np.array([bool(_REDUCES.match(name)) for name in names])[np.array(rows.host.name)]
+    for row in np.flatnonzero(described).tolist():
+        mask[row] = "reduce" in told.get(row, "reduce")
+    found: NDArray[np.float64] = np.sort(np.array(rows.host.start)[mask])
+    return found
 
 
 def lit_steps(

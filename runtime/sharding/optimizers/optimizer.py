@@ -193,13 +193,14 @@ class OptimizerShards:
             self.group_names.append(
                 [name for name in self.all_names[-1] if name in own or (name not in ignored and slots[name].trains)]
             )
-        # Scripts walk their groups: what does not train stays there, and torch steps over what has no gradient.
+        # Scripts walk their groups, where what does not train stays; a step sees only what trains.
         self._frozen = {
             names[id(parameter)]: parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
             if names[id(parameter)] in slots and not slots[names[id(parameter)]].trains
         }
+        self._with_frozen: list[tuple[ParamGroup, list[torch.Tensor], list[torch.Tensor]]] = []
         held = Counter(name for group in self.all_names for name in group)
         twice = [name for name, count in held.items() if count > 1]
         if twice:
@@ -273,8 +274,11 @@ class OptimizerShards:
         self.shards = shards
         held = self.held
         shown = {name: current(parameter) for name, parameter in self._frozen.items()} | held
-        for group, names in zip(self.optimizer.param_groups, self.all_names, strict=True):
+        self._with_frozen = []
+        for group, names, trained in zip(self.optimizer.param_groups, self.all_names, self.group_names, strict=True):
             group["params"] = [shown[name] for name in names]
+            if len(trained) < len(names):
+                self._with_frozen.append((group, group["params"], [held[name] for name in trained]))
         for name, state in states.items():
             if state is not None:
                 self.optimizer.state[held[name]] = state
@@ -330,6 +334,7 @@ class OptimizerShards:
         if enabled == self._is_stepping:
             return
         self._is_stepping = enabled
+        self._show_frozen(enabled=not enabled)
         for optimizer in () if enabled else self.optimizers:
             _end_plain(optimizer)
         for shard in self.shards.values():
@@ -338,6 +343,11 @@ class OptimizerShards:
             states = optimizer.state
             assert isinstance(states, ParamStates)
             states.set_stepping(enabled=enabled)
+
+    def _show_frozen(self, *, enabled: bool) -> None:
+        """Let groups hold what does not train, or only what a step may change."""
+        for group, whole, trained in self._with_frozen:
+            group["params"] = whole if enabled else trained
 
     def pause_step(self) -> None:
         """Show parameters as between steps, and as changed: operations on lists of DTensors raise no version."""
@@ -358,7 +368,9 @@ class OptimizerShards:
             groups, of = optimizer.__dict__["param_groups"], self.groups_of(optimizer)
             shards = [self.held[name] for names in self.group_names[of] for name in names]
             if not any(shard in self.optimizer.state for shard in shards):
+                self._show_frozen(enabled=False)
                 _make_state(optimizer, groups, shards)
+                self._show_frozen(enabled=True)
                 for shard in shards:
                     state = self.optimizer.state.get(shard, {})
                     if isinstance(state.get("step"), torch.Tensor):
