@@ -176,7 +176,7 @@ def test_gradients_on_other_ways_are_used_or_refused():
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_parts_of_sharded_tensors_draws_and_states_are_those_of_one_process(ranks):
     """Rows that other ranks hold, noise, states by the model's parameters: lost, different on each rank, or empty."""
-    assert run("parts_by_hand", "", ranks=ranks, warnings="ignore").count("held") == 17
+    assert run("parts_by_hand", "", ranks=ranks, warnings="ignore").count("held") == 18
 
 
 def test_what_several_groups_shard_comes_whole_from_torchs_own_means():

@@ -382,6 +382,19 @@ def copies_and_pickles():
             assert torch.equal(state[name], parameter.detach())
 
 
+def state_of_nothing(model, optimizer, remembered):
+    """An optimizer without states, some of whose parameters are frozen, loads its own state."""
+    for step in range(2):
+        stepped(model, optimizer, step)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert len(optimizer.param_groups[0]["params"]) == len(list(model.parameters()))
+
+
+def without_states(model):
+    model.blocks[0].requires_grad_(False)
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 CASES = (
     lambda: both(rows_of_weights),
     lambda: both(several_views),
@@ -393,6 +406,7 @@ CASES = (
     lambda: both(plain_tensors_among_sharded_ones),
     lambda: both(draws, tolerance=5e-6),
     lambda: both(states_by_parameter),
+    lambda: both(state_of_nothing, make_optimizer=without_states),
     lambda: both(collectives_of_the_script),
     lambda: both(attributes_of_parameters, make_optimizer=scaled),
     others_in_their_place,

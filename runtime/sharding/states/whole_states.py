@@ -114,14 +114,12 @@ def named(engine: Engine, state: StateDict, optimizer: torch.optim.Optimizer) ->
     """
     shards = engine.shards
     names = [name for group in shards.all_names[shards.groups_of(optimizer)] for name in group]
-    if any(name in names for name in state["state"]):
-        return state
-    if sum(len(group["params"]) for group in state["param_groups"]) != len(names):
-        raise UsageError(
-            f"an optimizer's state must be of its {len(names)} parameters, got one of "
-            f"{sum(len(group['params']) for group in state['param_groups'])}"
-        )
     order = [place for group in state["param_groups"] for place in group["params"]]
+    # One without states has our names in its groups alone, of what trains.
+    if any(name in names for name in state["state"]) or (order and set(order) <= set(names)):
+        return state
+    if len(order) != len(names):
+        raise UsageError(f"an optimizer's state must be of its {len(names)} parameters, got one of {len(order)}")
     by_place = dict(zip(order, names, strict=True))
     return {**state, "state": {by_place[place]: values for place, values in state["state"].items()}}
 
