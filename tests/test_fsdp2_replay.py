@@ -58,17 +58,22 @@ def test_fsdp2_gathers_two_units_ahead_in_forward():
     assert micro_batch_us(work, kept) == pytest.approx(55 + 10 + 4 * 20)
 
 
-def test_from_ddp_the_copies_that_fsdp2_would_make_are_counted():
-    """Arithmetic sets the pace: each gather lays elements of 2 bytes out, each reduction reads 2 and writes 4 bytes."""
-    run = calibration(
+def on_fast_links(strategy, framework):
+    """A run whose collectives take next to no time."""
+    return calibration(
         is_gpu=True,
-        baseline=Strategy.parse("NNN"),
-        framework=Framework.DDP,
+        baseline=Strategy.parse(strategy),
+        framework=framework,
         gather_width=2,
         inter_gbps=estimate(1e6),
         intra_gbps=estimate(1e6),
         step_us=120_000.0,
     )
+
+
+def test_from_ddp_the_copies_that_fsdp2_would_make_are_counted():
+    """Arithmetic sets the pace: each gather lays elements of 2 bytes out, each reduction reads 2 and writes 4 bytes."""
+    run = on_fast_links("NNN", Framework.DDP)
     copied, links = replace(run, copy_us_per_byte=0.001), measured_links(run)
     found = {str(item.strategy): item for item in candidates(run) if item.collectives == "native" and not item.variant}
     elements = 4e6 / 4
@@ -81,15 +86,7 @@ def test_from_ddp_the_copies_that_fsdp2_would_make_are_counted():
 
 def test_from_fsdp1_the_copies_of_fsdp2_are_counted_where_only_that_keeps_a_second_copy():
     """FSDP1 gathers into the model's own memory; its own ways go on without copies."""
-    run = calibration(
-        is_gpu=True,
-        baseline=Strategy.parse("GGG"),
-        framework=Framework.FSDP1,
-        gather_width=2,
-        inter_gbps=estimate(1e6),
-        intra_gbps=estimate(1e6),
-        step_us=120_000.0,
-    )
+    run = on_fast_links("GGG", Framework.FSDP1)
     copied, links = replace(run, copy_us_per_byte=0.001), measured_links(run)
     found = [item for item in candidates(run) if item.collectives == "native" and not item.offload]
     assert {item.variant.keeps_copy for item in found} == {True, False}

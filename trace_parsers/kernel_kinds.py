@@ -45,6 +45,8 @@ TENSOR_PARALLEL_FUNCTIONS = (
     "_ScatterToSequenceParallel", "_GatherFromSequenceParallel", "_ReduceScatterToSequenceParallel",
     "LinearWithGradAccumulation", "LinearWithFrozenWeight", "_VocabParallelCrossEntropy",
 )  # fmt: skip
+# An operator that takes a norm; a collective inside it is of the norm of gradients.
+NORM_OPERATOR = "aten::linalg_vector_norm"
 _PEER_COPY = re.compile(r"PtoP|Peer")
 
 _OPS: tuple[tuple[str, Op], ...] = (

@@ -16,7 +16,7 @@ from paro_advise.advisor.facts.constants import SCALAR_ELEMENTS
 from paro_advise.core.collective import REDUCTIONS, Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_counts
 from paro_advise.core.model_state import State
-from paro_advise.trace_parsers.kernel_kinds import TENSOR_PARALLEL_FUNCTIONS
+from paro_advise.trace_parsers.kernel_kinds import NORM_OPERATOR, TENSOR_PARALLEL_FUNCTIONS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -367,7 +367,7 @@ AVERAGES = "averages after the step"
 TENSOR_PARALLEL = "tensor parallel"  # detail of activations that tensor parallelism sends
 _OF_OTHERS = (
     (re.compile("|".join(TENSOR_PARALLEL_FUNCTIONS)), TENSOR_PARALLEL),
-    (re.compile(r"aten::linalg_vector_norm"), "gradient norm"),
+    (re.compile(NORM_OPERATOR), "gradient norm"),
 )
 
 # The node of the backward pass that a gather of the script's own leaves, by its operator or its class.

@@ -242,8 +242,15 @@ class StepCollectives:
             operation = Op.ALL_REDUCE
         size = nodes * local
         trips = 2 if operation == Op.ALL_REDUCE else 1
-        trees = {"is_streamed": self.is_streamed, "sums_by_trees": self.sums_by_trees}
-        effort = effort_of(self.algorithm, operation, num_bytes, nodes, local, **trees)
+        effort = effort_of(
+            self.algorithm,
+            operation,
+            num_bytes,
+            nodes,
+            local,
+            is_streamed=self.is_streamed,
+            sums_by_trees=self.sums_by_trees,
+        )
         if not self.is_streamed:
             halves = GLOO_HALVES if self.algorithm == RingAlgorithm.RING else 1
             effort = replace(effort, in_flight=float(halves * (local if nodes > 1 else 1)))

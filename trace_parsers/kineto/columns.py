@@ -7,6 +7,7 @@ from collections import defaultdict
 from enum import IntEnum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
 from paro_advise.trace_parsers.kineto.events import (
     CommArgs,
     as_float,
@@ -19,6 +20,9 @@ from paro_advise.trace_parsers.kineto.events import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from paro_advise.trace_parsers.kineto.events import AnyEvent, DescribedEvent
 
@@ -61,6 +65,15 @@ class DeviceColumns:
         self.correlation = array("q")
         self.names: Codes[str] = Codes()
         self.comm: list[tuple[int, CommArgs]] = []  # (row, arguments)
+
+    def are_of_communication(self) -> NDArray[np.bool_]:
+        """Mark the rows that are kernels of communication."""
+        import numpy as np
+
+        kinds = (kind_of_kernel(name) == KernelKind.COMMUNICATION for name in self.names)
+        table = np.fromiter(kinds, dtype=bool, count=len(self.names))
+        found: NDArray[np.bool_] = table[np.array(self.name)]
+        return found
 
     def extend(self, joined: bytes, count: int) -> list[int]:
         """Append kernels and copies from ``[{...},{...}]``, ``count`` of them; all or nothing.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.trace_parsers.kernel_kinds import TENSOR_PARALLEL_FUNCTIONS
+from paro_advise.trace_parsers.kernel_kinds import NORM_OPERATOR, TENSOR_PARALLEL_FUNCTIONS
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import MEMORY_EVENT
 from paro_advise.trace_parsers.kineto.event_scan import WORD_BYTES, WordTable
@@ -25,7 +25,7 @@ class Detail(IntEnum):
 
     LEAN = 0  # GPU run: device rows, runtime calls, annotations, collectives, autograd; other operators skipped
     FULL = 1  # CPU run: all operators, no runtime calls
-    OPERATORS = 2  # GPU run with all operators: older traces link kernels to the host by them only
+    OPERATORS = 2  # GPU run with all operators, where these tell more: see ``needs_operators`` (launches.py)
 
 
 @dataclass(slots=True)
@@ -90,8 +90,7 @@ _WIDE_NAME = ("c10d", "reco", "paro", "_c10")
 # by which a collective inside one is told, by the eight after it.
 _OPERATOR_SPACE = len("aten::")
 _MAYBE = 2
-_NORM_NAME = "aten::linalg_vector_norm"
-_NORMS = {b"linalg_v": 1}
+_NORMS = {NORM_OPERATOR[_OPERATOR_SPACE:][:WORD_BYTES].encode(): 1}
 _PRODUCTS = {b"aten::mm": 1, b"aten::bm": 1, b"aten::ba": 1, b"aten::ad": _MAYBE}
 _PRODUCTS_OF_ADD = {b"addmm": 1}
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
@@ -124,7 +123,7 @@ def host_kind(category: str, name: str, detail: Detail) -> HostKind | None:
         case "user_annotation":
             return HostKind.ANNOTATION
         case "cpu_op" | "operator":
-            keep = detail != Detail.LEAN or name.startswith((*_KEEP_NAME, _NORM_NAME))
+            keep = detail != Detail.LEAN or name.startswith((*_KEEP_NAME, NORM_OPERATOR))
             return HostKind.OPERATOR if keep else None
         case _ if is_runtime_category(category):
             return None if detail == Detail.FULL else HostKind.RUNTIME

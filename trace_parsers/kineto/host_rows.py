@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.kernel_kinds import TENSOR_PARALLEL_FUNCTIONS
+from paro_advise.trace_parsers.kernel_kinds import NORM_OPERATOR, TENSOR_PARALLEL_FUNCTIONS
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import MAX_OPEN_OWNERS
 from paro_advise.trace_parsers.tables import HostSpan
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 _OWNER_NAMES = (
-    AUTOGRAD_NODE, "c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_", *TENSOR_PARALLEL_FUNCTIONS,
+    AUTOGRAD_NODE, "c10d::", "_c10d_functional::", NORM_OPERATOR, "paro_", *TENSOR_PARALLEL_FUNCTIONS,
 )  # fmt: skip
 _LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 _NO_OWNERS = ("nccl:", "gloo:", "ProfilerStep")

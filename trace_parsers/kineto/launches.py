@@ -6,8 +6,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
-from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES, COMMS_ROWS
+from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES, COMMS_ROWS, rows_of_names
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     LONG_CALL_US,
@@ -50,10 +49,8 @@ def needs_operators(rows: KinetoRows) -> bool:
 def _lacks_issuers(rows: KinetoRows) -> bool:
     import numpy as np
 
-    kinds = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in rows.device.names])
-    calls = np.array([name.startswith(CALL_NAMES) for name in rows.host.names])
-    kernels = np.array(rows.device.external)[kinds[np.array(rows.device.name)]]
-    known = np.array(rows.host.external)[calls[np.array(rows.host.name)]]
+    kernels = np.array(rows.device.external)[rows.device.are_of_communication()]
+    known = np.array(rows.host.external)[rows_of_names(rows.host, CALL_NAMES)]
     if not len(kernels):
         return len(known) > 0
     linked = np.isin(kernels, known) & (kernels >= 0)
@@ -81,9 +78,8 @@ def _reductions_us(rows: KinetoRows) -> NDArray[np.float64]:
 
     told = {row: args.collective for row, args in rows.host.comm if isinstance(args.collective, str)}
     names = rows.host.names.values_in_order()
-    described = np.array([name in COMMS_ROWS for name in names])[np.array(rows.host.name)]
     mask = np.array([bool(_REDUCES.match(name)) for name in names])[np.array(rows.host.name)]
-    for row in np.flatnonzero(described).tolist():
+    for row in rows_of_names(rows.host, COMMS_ROWS):
         mask[row] = "reduce" in told.get(row, "reduce")
     found: NDArray[np.float64] = np.sort(np.array(rows.host.start)[mask])
     return found
@@ -132,11 +128,10 @@ def num_replayed(rows: KinetoRows) -> tuple[int, int]:
     import numpy as np
 
     replays = np.array([bool(_GRAPH_LAUNCH.match(name)) for name in rows.host.names], dtype=bool)
-    kinds = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in rows.device.names], dtype=bool)
-    if not replays.any() or not kinds.any():
+    if not replays.any():
         return 0, 0
     launched = np.array(rows.host.correlation)[replays[np.array(rows.host.name)]]
-    sent = np.array(rows.device.correlation)[kinds[np.array(rows.device.name)]]
+    sent = np.array(rows.device.correlation)[rows.device.are_of_communication()]
     return int(np.isin(sent[sent >= 0], launched).sum()), len(sent)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
 from paro_advise.trace_parsers.kineto.collectives.host_calls import enclosing_calls
 
 if TYPE_CHECKING:
@@ -38,9 +37,8 @@ def untimed_us(
     """
     import numpy as np
 
-    moves = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in raw.names], dtype=bool)
     start_us, duration_us = np.array(raw.start) - origin_us, np.array(raw.duration)
-    is_collective = moves[np.array(raw.name)]
+    is_collective = raw.are_of_communication()
     is_timeless = is_collective & ~(duration_us > 0)
     launches = host.kernel_launches()
     lost = launches[~np.isin(host.correlation[launches], np.array(raw.correlation))]
