@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import click
+import msgspec
+
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ class AnalysisResult:
         """Return what ``paro-advise analyze`` prints."""
         from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 
-        return _strip_style(analysis_text(self.analysis))
+        return click.unstyle(analysis_text(self.analysis))
 
     def frame(self, table: str) -> pl.DataFrame:
         """Return a table: "collectives", "ranks", "links", "states", "findings", "modules", "data_quality", "inputs".
@@ -66,7 +69,7 @@ class AnalysisResult:
             "collectives": self.analysis.collectives,
             "ranks": self.analysis.ranks,
             "links": self.analysis.links,
-            "states": [_with_name(name, entry) for name, entry in self.analysis.states.items()],
+            "states": [{"name": name, **msgspec.to_builtins(entry)} for name, entry in self.analysis.states.items()],
             "findings": self.analysis.findings,
             "modules": self.analysis.modules,
             "data_quality": self.analysis.data_quality,
@@ -161,7 +164,7 @@ class ComparisonResult:
         """Return what ``paro-advise compare`` prints."""
         from paro_advise.advisor.rendering.texts.comparison_text import comparison_text
 
-        return _strip_style(comparison_text(self.comparison))
+        return click.unstyle(comparison_text(self.comparison))
 
     @property
     def passed(self) -> bool:
@@ -369,19 +372,12 @@ def _bytes(name: str, text: str | None) -> float | None:
     return size
 
 
-def _with_name(name: str, entry: object) -> dict[str, object]:
-    import msgspec
-
-    return {"name": name, **msgspec.to_builtins(entry)}
-
-
 def _frame(tables: Mapping[str, Sequence[object]], name: str) -> pl.DataFrame:
     """Return the rows of a table as a frame; nested values become structs.
 
     Raises:
         UsageError: there is no such table.
     """
-    import msgspec
     import polars as pl
 
     if name not in tables:
@@ -400,9 +396,3 @@ def _as_html(text: str, frame: pl.DataFrame) -> str:
 
 def _cell(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else "" if value is None else str(value)
-
-
-def _strip_style(text: str) -> str:
-    import click
-
-    return click.unstyle(text)

@@ -15,8 +15,8 @@ import time
 
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import candidates
-from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.sampler import Estimate
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.core.framework import Framework
 from paro_advise.policies.plan import EstimateSource

@@ -38,6 +38,7 @@ def test_a_rank_makes_at_most_eight_groups_and_all_are_its_own():
         assert all(num_groups == 1 for num_groups, _ in calls), name
 
 
+@pytest.mark.variant
 def test_communicators_are_split_where_the_backend_can():
     """Each call then names all groups of a kind, which together hold every rank once."""
     for name, calls in groups_made("split").items():

@@ -114,7 +114,7 @@ def test_steps_are_logged_where_the_script_says_they_end(how, tmp_path):
         pytest.param("closure", marks=pytest.mark.variant),
         "closure that clips",
         pytest.param("context with states", marks=pytest.mark.variant),
-        "context with a pass on the meta device",
+        pytest.param("context with a pass on the meta device", marks=pytest.mark.variant),
     ],
 )
 def test_gradients_are_recorded_whole_and_of_training_only(how, tmp_path):

@@ -59,6 +59,7 @@ def test_manifests_are_of_their_kind():
 
 
 @pytest.mark.distributed
+@pytest.mark.variant
 def test_the_slurm_script_records_and_recommends(tmp_path):
     """With stand-ins for srun and scontrol, on one node of two ranks; torchrun, training and analysis are real."""
     tools = tmp_path / "bin"

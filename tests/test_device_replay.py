@@ -13,10 +13,11 @@ from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.prediction.advice.levers import larger_units
 from paro_advise.advisor.prediction.candidates import candidates
+from paro_advise.advisor.prediction.constants import NUM_DRAWS
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us, slowed_micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.moved_units import updates_us
-from paro_advise.advisor.prediction.recommend import likely, recommend
+from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import demand_us, link_demand_us, measured_links, step_us
@@ -168,7 +169,7 @@ def test_draws_that_replay_the_measured_step_count_most():
     errors = np.repeat([0.0, 0.03, 0.12], 1000)
     counts = np.zeros(3)
     for seed in range(50):
-        taken = likely(errors, Sampler(seed))
+        taken = Sampler(seed).pick_likely(errors, NUM_DRAWS)
         counts += np.bincount(taken // 1000, minlength=3)
     assert counts[0] / counts[1] == pytest.approx(math.exp(0.5), rel=0.1)
     assert counts[2] < 0.01 * counts[0]

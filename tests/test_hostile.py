@@ -41,7 +41,10 @@ def deadline(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("shard", range(NUM_SHARDS))
+@pytest.mark.parametrize(
+    "shard",
+    [pytest.param(shard, marks=pytest.mark.variant if shard >= NUM_SHARDS // 2 else ()) for shard in range(NUM_SHARDS)],
+)
 def test_damage_of_any_format_is_bounded_escaped_and_said(tmp_path, shard):
     each = NUM_MUTATIONS // NUM_SHARDS
     for number in range(shard * each, (shard + 1) * each):

@@ -11,8 +11,8 @@ from trace_builder import TraceBuilder
 
 from paro_advise.advisor.prediction.advice.questions import Question
 from paro_advise.advisor.prediction.advice.wanted import Wanted
-from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.sampler import Estimate
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.rendering.plans.plan_page import render_plan
 from paro_advise.advisor.rendering.texts.plan_text import plan_text

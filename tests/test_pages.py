@@ -77,7 +77,9 @@ def open_page(browser, pages):
         context.close()
 
 
-@pytest.mark.parametrize("way", ["light", "dark", "narrow"])
+@pytest.mark.parametrize(
+    "way", ["light", *(pytest.param(way, marks=pytest.mark.variant) for way in ("dark", "narrow"))]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_rule_of_accessibility_is_broken(open_page, name, way):
     """The rules are axe-core's, WCAG 2.2 A and AA and its best practices."""

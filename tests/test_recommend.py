@@ -17,9 +17,9 @@ from paro_advise.advisor.cli import run
 from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate, candidates
-from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.prediction_bias import PredictionBias
 from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.sampler import Estimate
 from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes, least_bytes
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.rendering.page import Provenance

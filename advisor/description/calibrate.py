@@ -39,8 +39,9 @@ from paro_advise.advisor.prediction.constants import (
     MOST_OF_PEAK,
     P90_SIGMAS,
 )
-from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
+from paro_advise.advisor.prediction.network_tiers import LinkContext, fit_tiers
 from paro_advise.advisor.prediction.recommend import left_for_passes_us
+from paro_advise.advisor.prediction.sampler import Estimate
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.advisor.wording.quantities import time_text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.description.constants import BEYOND_SIGMA, LISTED_SIGMA, STATED_SIGMA
 from paro_advise.advisor.description.read import stated_bytes
 from paro_advise.advisor.prediction.cluster_links import ShapedLinks
-from paro_advise.advisor.prediction.network_tiers import Estimate
+from paro_advise.advisor.prediction.sampler import Estimate
 from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.core.collective import Op
 from paro_advise.errors import InputError

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -34,6 +36,12 @@ class Intervals:
         last = np.append(first[1:], len(start)) - 1
         return cls(start[first], end[last])
 
+    @classmethod
+    def of_pairs(cls, pairs: Sequence[tuple[float, float]]) -> Intervals:
+        """Merge intervals that are given one by one."""
+        start_us, end_us = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        return cls.union_of(start_us, end_us)
+
     @property
     def length_us(self) -> float:
         """Return the total length."""
@@ -49,6 +57,13 @@ class Intervals:
         first = int(np.searchsorted(self.end_us, low_us, side="right"))
         last = int(np.searchsorted(self.start_us, high_us, side="left"))
         return Intervals(np.maximum(self.start_us[first:last], low_us), np.minimum(self.end_us[first:last], high_us))
+
+    def coarse(self, gap_us: float, *, at_most: int) -> NDArray[np.float64]:
+        """Return the longest intervals by time, those merged that a short gap divides: (intervals, 2)."""
+        merged = Intervals.union_of(self.start_us, self.end_us + gap_us)
+        start_us, end_us = merged.start_us, merged.end_us - gap_us
+        longest = np.sort(np.argsort(start_us - end_us, kind="stable")[:at_most])
+        return np.column_stack((start_us[longest], end_us[longest]))
 
     def join(self, other: Intervals) -> Intervals:
         """Return the union with another union."""

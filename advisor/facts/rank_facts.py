@@ -25,7 +25,7 @@ from paro_advise.trace_parsers.kernel_kinds import KernelKind
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import polars as pl
     from numpy.typing import NDArray
@@ -255,9 +255,11 @@ def _step_facts(
     gaps = _queued_gaps(events) if events.is_gpu else None
     passes, (laid_out, laid_in) = computing_passes(events, compute), [_named(events, mark) for mark in _COPIES]
     update_start, update_end = updates
-    loading = _union(span for span in events.spans if span.name.startswith(_LOADER))
-    stepping = _union(span for span in events.spans if span.name.startswith(_OPTIMIZER))
-    blocked = Intervals.union_of(*np.array(events.blocking_calls, dtype=np.float64).reshape(-1, 2).T)
+    loading, stepping = (
+        Intervals.of_pairs([(span.start_us, span.end_us) for span in events.spans if span.name.startswith(mark)])
+        for mark in (_LOADER, _OPTIMIZER)
+    )
+    blocked = Intervals.of_pairs(events.blocking_calls)
     host = [(step.start_us, step.end_us) for step in events.steps]
     works = _host_works_us(events, table, blocked) if len(host) == len(windows) else [None] * len(windows)
     # What a step issued may run in the next one, but what runs after the last belongs to none of them.
@@ -271,24 +273,22 @@ def _step_facts(
         used = busy.join(talk)
         rest = other.clip(low, high).minus(used)
         worked = used.join(rest)
-        wall = high - low
         totals, free = {}, {}
         for state in STATES:
             mine = rows_of[index][state_of[rows_of[index]] == state.value]
             union = Intervals.union_of(start[mine], end[mine]).clip(first_us, last_us)
             totals[state.value] = union.length_us
             free[state.value] = union.minus(compute.clip(*union.bounds_us)).length_us
-        parts = busy.length_us, exposed.length_us, rest.length_us
         on_host = host[index] if len(host) == len(windows) else (low, high)
         out.append(
             StepFacts(
                 label=label,
                 start_us=low,
-                wall_us=wall,
-                compute_us=parts[0],
-                exposed_communication_us=parts[1],
-                other_us=parts[2],
-                idle_us=max(0.0, wall - sum(parts)),
+                wall_us=high - low,
+                compute_us=busy.length_us,
+                exposed_communication_us=exposed.length_us,
+                other_us=rest.length_us,
+                idle_us=max(0.0, high - low - (busy.length_us + exposed.length_us + rest.length_us)),
                 communication_us=talk.length_us,
                 state_total_us=totals,
                 state_exposed_us=free,
@@ -364,11 +364,6 @@ def _rows_of_steps(table: pl.DataFrame, timed: NDArray[np.bool_], num_steps: int
     return [places[order[low:high]] for low, high in itertools.pairwise(cuts.tolist())]
 
 
-def _union(spans: Iterable[HostSpan]) -> Intervals:
-    pairs = [(span.start_us, span.end_us) for span in spans]
-    return Intervals.union_of(np.array([low for low, _ in pairs]), np.array([high for _, high in pairs]))
-
-
 def _queued_gaps(events: EventTables) -> Intervals | None:
     """Return when a device ran nothing although the row that came next had been launched; None without launches."""
     start = events.device["start_us"].to_numpy()
@@ -386,15 +381,14 @@ def _queued_gaps(events: EventTables) -> Intervals | None:
 
 def _typical_step(steps: tuple[StepFacts, ...]) -> int:
     """Return the index of the step of median length, -1 without steps."""
-    order = sorted(range(len(steps)), key=lambda index: (steps[index].wall_us, index))
-    return order[len(order) // 2] if order else -1
+    return sorted(range(len(steps)), key=lambda index: steps[index].wall_us)[len(steps) // 2] if steps else -1
 
 
 def _drawn_steps(steps: tuple[StepFacts, ...]) -> list[int]:
     """Return the steps that can be drawn: all, or the typical, longest and shortest one and some between."""
     if len(steps) <= DRAWN_STEPS:
         return list(range(len(steps)))
-    order = sorted(range(len(steps)), key=lambda index: (steps[index].wall_us, index))
+    order = sorted(range(len(steps)), key=lambda index: steps[index].wall_us)
     spread = np.linspace(0, len(steps) - 1, DRAWN_STEPS - 3).astype(int).tolist()
     return sorted({order[0], order[len(order) // 2], order[-1], *spread})
 
@@ -402,11 +396,5 @@ def _drawn_steps(steps: tuple[StepFacts, ...]) -> list[int]:
 def _spans(step: StepFacts, compute: Intervals) -> bytes:
     """Return when a step computed, as RankFacts keeps it."""
     busy = compute.clip(step.start_us, step.start_us + step.wall_us)
-    pairs = np.array(_coarse(busy, step.wall_us / COMPUTE_GAPS)).reshape(-1, 2) - step.start_us
+    pairs = busy.coarse(step.wall_us / COMPUTE_GAPS, at_most=COMPUTE_SPANS) - step.start_us
     return pairs.astype("<f4").tobytes()
-
-
-def _coarse(intervals: Intervals, gap_us: float) -> list[tuple[float, float]]:
-    merged = Intervals.union_of(intervals.start_us, intervals.end_us + gap_us)
-    pairs = [(a, b - gap_us) for a, b in zip(merged.start_us.tolist(), merged.end_us.tolist(), strict=True)]
-    return sorted(sorted(pairs, key=lambda pair: pair[0] - pair[1])[:COMPUTE_SPANS])

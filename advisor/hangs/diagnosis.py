@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.facts.attribution import Call, Evidence, RunContext, attribute
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismatch, Wait
 from paro_advise.advisor.hangs.programs import deviation, deviation_in_cycle
 from paro_advise.advisor.hangs.progress import groups_of, with_own_names
+from paro_advise.advisor.hangs.sentences import collective_text, doubt_text, group_text, issued_text, verdict_text
 from paro_advise.advisor.hangs.waits import (
     first_mismatch,
     in_cycles,
@@ -21,10 +21,7 @@ from paro_advise.advisor.hangs.waits import (
     pending_collectives,
     stuck_alone,
 )
-from paro_advise.advisor.hangs.words import blame, named_ranks, verb
-from paro_advise.advisor.wording.quantities import bytes_text
-from paro_advise.core.model_state import MODEL_STATES
-from paro_advise.core.plural import plural
+from paro_advise.advisor.hangs.words import named_ranks, verb
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -91,8 +88,8 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     if are_silent and _are_logs(dumps) and 0 < 2 * len(stuck) < len(dumps):
         culprits, is_part = [_culprit(rank, pending, stuck, dumps) for rank in sorted(stuck)], False
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
-    text = _text(culprits, mismatches, circle, pending, alone, unknown if is_part else (), missing)
-    text = _doubt_text(doubtful, unseen) if doubtful else text
+    text = verdict_text(culprits, mismatches, circle, pending, alone, unknown if is_part else (), missing)
+    text = doubt_text(doubtful, unseen) if doubtful else text
     also = f" The {'dump' if len(unread) == 1 else 'dumps'} of {named_ranks(unread)} cannot be read." if unread else ""
     return Hang(
         format=FORMAT.name,
@@ -152,25 +149,25 @@ def _culprit(
     if rank not in dumps:
         why = f"left no dump here, and {named_ranks(waiting)} {verb(waiting)} for it: it died, or its dump is elsewhere"
         if any(dump.is_log for dump in dumps.values()):
-            what = _title(mine[0].group, mine[0].issued)
+            what = collective_text(mine[0].group, mine[0].issued)
             why = (
                 f"wrote no line of its watchdog here, and {named_ranks(waiting)} {verb(waiting)} for it in {what}: it "
                 "never issued it, died, or wrote elsewhere"
             )
         return Culprit(rank=rank, cause=Cause.GONE, why=why, last="")
     last = max(dumps[rank].issued, key=lambda one: one.created_ns, default=None)
-    shown = _operation(last) if last is not None else ""
+    shown = issued_text(last) if last is not None else ""
     if rank in stuck:
         group, issued = stuck[rank]
         seq = issued.seq or 0
         done = [other for other, one in group.members.items() if other != rank and one.has_done(seq)]
         have = "has" if len(done) == 1 else "have"
-        why = f"has a device that has not finished {_title(group, issued)}, which {named_ranks(done)} {have}"
+        why = f"has a device that has not finished {collective_text(group, issued)}, which {named_ranks(done)} {have}"
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     never = [entry for entry in mine if rank in entry.absent]
     if never:
         entry = min(never, key=lambda one: one.issued.created_ns)
-        what = _title(entry.group, entry.issued)
+        what = collective_text(entry.group, entry.issued)
         what = what if entry.issued.peer is None else f"its end of {what}"
         why = f"never issued {what}, in which {named_ranks(entry.waiting)} {verb(entry.waiting)}"
         return Culprit(rank=rank, cause=Cause.HOST, why=why, last=shown)
@@ -178,12 +175,12 @@ def _culprit(
     own = entry.group.members[rank]
     first = own.issued[own.first_pending] if own.first_pending is not None else entry.issued
     if first.seq == entry.issued.seq:
-        what = _title(entry.group, first)
+        what = collective_text(entry.group, first)
         why = f"has a device that has not begun {what}, in which {named_ranks(waiting)} {verb(waiting)}"
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     why = (
-        f"has a device that has not finished {_title(entry.group, first)}, and {named_ranks(waiting)} {verb(waiting)} "
-        "in later ones"
+        f"has a device that has not finished {collective_text(entry.group, first)}, and {named_ranks(waiting)} "
+        f"{verb(waiting)} in later ones"
     )
     return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
 
@@ -268,8 +265,8 @@ def _of_mismatches(
         for kind, ranks in kinds.items():
             for rank in ranks if ranks is not most else ():
                 last = max(dumps[rank].issued, key=lambda one: one.created_ns)
-                why = f"issued {kind} as number {seq} of {_group_text(group)}, where {named_ranks(most)} issued {usual}"
-                found.setdefault(rank, Culprit(rank=rank, cause=Cause.MISMATCH, why=why, last=_operation(last)))
+                why = f"issued {kind} as number {seq} of {group_text(group)}, where {named_ranks(most)} issued {usual}"
+                found.setdefault(rank, Culprit(rank=rank, cause=Cause.MISMATCH, why=why, last=issued_text(last)))
     return [found[rank] for rank in sorted(found)]
 
 
@@ -278,93 +275,13 @@ def _deviating(left: Deviation, dumps: Mapping[int, RankDump]) -> Culprit:
     before = ["its own steps before"] if left.is_by_history else []
     who = " and ".join([named_ranks(left.others)] * bool(left.others) + before)
     expected = left.usual if left.others else replace(left.usual, seq=None)
-    texts = [_operation(one) for one in (left.issued, expected)]
+    texts = [issued_text(one) for one in (left.issued, expected)]
     if texts[0] == texts[1]:
-        texts = [_operation(one, is_exact=True) for one in (left.issued, expected)]
+        texts = [issued_text(one, is_exact=True) for one in (left.issued, expected)]
     issued, usual = texts
     why = f"issued {issued} of group {left.issued.group} where {who} issued {usual} of group {left.usual.group}"
     last = max(dumps[left.rank].issued, key=lambda one: one.created_ns)
-    return Culprit(rank=left.rank, cause=Cause.MISMATCH, why=why, last=_operation(last))
-
-
-def _doubt_text(late: Sequence[Culprit], unseen: Sequence[int]) -> str:
-    reasons = " ".join(f"Rank {one.rank} {one.why}." for one in late)
-    that = "it" if len(late) == 1 else "these"
-    return (
-        f"Cannot tell who is at fault: {named_ranks(one.rank for one in late)}, or {named_ranks(unseen)}, of which "
-        f"nothing is here and whose end may have taken {that} along. {reasons} Give what {named_ranks(unseen)} left "
-        "too."
-    )
-
-
-def _text(
-    culprits: Sequence[Culprit],
-    mismatches: Sequence[tuple[Group, int, dict[str, list[int]]]],
-    circle: set[int],
-    pending: Sequence[PendingCollective],
-    alone: PendingCollective | None,
-    unseen: Sequence[int],
-    missing: Sequence[int],
-) -> str:
-    if unseen:
-        return (
-            f"Cannot tell who is at fault: others wait for {named_ranks(unseen)}, of which nothing is here. Give what "
-            "they left too."
-        )
-    if alone is not None:
-        return (
-            f"Cannot tell who is at fault: {named_ranks(alone.waiting)} {verb(alone.waiting)} in "
-            f"{_title(alone.group, alone.issued)}, which {named_ranks(alone.absent)} never issued: either these ranks "
-            "are stuck, or that collective should not have been issued."
-        )
-    if culprits:
-        return blame(culprits)
-    if mismatches:
-        group, seq, kinds = mismatches[0]
-        issued = ", ".join(f"{named_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
-        return f"Cannot tell who is at fault: as number {seq} of {_group_text(group)}, {issued} were issued."
-    if circle:
-        return (
-            f"Cannot tell who is at fault: {named_ranks(circle)} wait for each other; they issued collectives in "
-            "different orders."
-        )
-    unawaited = [entry for entry in pending if entry.issued.peer is None and not entry.awaited]
-    if unawaited:
-        entry = min(unawaited, key=lambda one: one.issued.created_ns)
-        seq = entry.issued.seq or 0
-        done = [rank for rank, one in entry.group.members.items() if rank not in entry.waiting and one.has_done(seq)]
-        if done:
-            have = [("has" if len(ranks) == 1 else "have") for ranks in (entry.waiting, done)]
-            return (
-                f"Cannot tell who is at fault: {named_ranks(entry.waiting)} {have[0]} not finished "
-                f"{_title(entry.group, entry.issued)}, which {named_ranks(done)} {have[1]}: a device, or a rank that "
-                "left no readable dump, is stuck."
-            )
-        return (
-            f"Cannot tell who is at fault: {named_ranks(entry.waiting)}, all that are known of "
-            f"{_group_text(entry.group)}, have issued {_operation(entry.issued)}, and none has finished it: a rank "
-            "without a dump, a device or the network between them is stuck."
-        )
-    late = [entry for entry in pending if entry.awaited]
-    if late and missing:
-        return (
-            f"Cannot tell who is at fault: {named_ranks(late[0].waiting)} {verb(late[0].waiting)} for "
-            f"{named_ranks(late[0].awaited)}; that may be because of {named_ranks(missing)}, of which nothing is here."
-        )
-    if late:
-        return (
-            f"Cannot tell who is at fault: {named_ranks(late[0].waiting)} {verb(late[0].waiting)} for "
-            f"{named_ranks(late[0].awaited)}, ahead of them in another group; they did not issue the same collectives "
-            "in one order."
-        )
-    if pending:
-        return "Cannot tell who is at fault: transfers between ranks wait, which both ends have issued."
-    if missing:
-        return (
-            "Cannot tell who is at fault: every collective in these dumps is finished. Give what "
-            f"{named_ranks(missing)} left too."
-        )
-    return "Nothing waits: every collective in these dumps is finished."
+    return Culprit(rank=left.rank, cause=Cause.MISMATCH, why=why, last=issued_text(last))
 
 
 def _mismatch(group: Group, seq: int, kinds: dict[str, list[int]]) -> Mismatch:
@@ -378,46 +295,9 @@ def _wait(entry: PendingCollective) -> Wait:
         description=entry.group.description,
         ranks=entry.group.ranks,
         seq=entry.issued.seq or 0,
-        operation=_operation(entry.issued),
+        operation=issued_text(entry.issued),
         waiting=tuple(sorted(entry.waiting)),
         absent=tuple(sorted(entry.absent)),
         behind=tuple(sorted(entry.behind)),
         without_dump=tuple(sorted(entry.gone)),
     )
-
-
-def _title(group: Group, issued: Issued) -> str:
-    return f"{_operation(issued)} of {_group_text(group)}"
-
-
-def _operation(issued: Issued, *, is_exact: bool = False) -> str:
-    """Return "all_gather_base 39406, 40.0 MiB (parameters in backward; model.py:forward)", or with each byte."""
-    size = f", {plural(issued.bytes, 'byte') if is_exact else bytes_text(issued.bytes)}" if issued.bytes else ""
-    if issued.elements is not None and not is_exact:
-        size = f", {plural(issued.elements, 'element')}"
-    moved = _state_of_collective(issued)
-    about = "; ".join(part for part in (moved, issued.owner) if part)
-    number = "" if issued.seq is None else f" {issued.seq}"
-    return f"{issued.name}{number}{size}" + (f" ({about})" if about else "")
-
-
-def _state_of_collective(issued: Issued) -> str:
-    """Return which model state it moves, "" where that is unknown."""
-    call = Call(
-        op=issued.op,
-        bytes=issued.bytes,
-        dtype=issued.dtype,
-        group=issued.group,
-        group_desc=issued.description,
-        owner=issued.owner,
-        phase="backward" if issued.is_backward else "",
-    )
-    found = attribute(call, RunContext.of([call], issued.owner))
-    # The phase alone is too little for a claim about a single call.
-    is_known = found.state in MODEL_STATES and found.evidence in (Evidence.STACK, Evidence.GROUP)
-    return f"{found.state.value} {found.detail}".strip() if is_known else ""
-
-
-def _group_text(group: Group) -> str:
-    about = f" ({group.description})" if group.description and group.description != "undefined" else ""
-    return f"group {group.name}{about}"

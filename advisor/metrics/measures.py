@@ -50,7 +50,8 @@ def measures_of(analysis: Analysis, plan: Plan | None = None) -> tuple[Measure, 
     return tuple(item for item in found if item.samples)
 
 
-def _measure(name: str, about: str, unit: str, *samples: tuple[float | None, Mapping[str, str]]) -> Measure:
+def measure_of(name: str, about: str, unit: str, *samples: tuple[float | None, Mapping[str, str]]) -> Measure:
+    """Return a metric of the values that are known, each with its labels."""
     known = tuple(LabelledValue(value=value, labels=labels) for value, labels in samples if value is not None)
     return Measure(name=f"{PREFIX}_{name}", about=about, unit=unit, samples=known)
 
@@ -75,11 +76,11 @@ def _of_run(analysis: Analysis) -> Iterator[Measure]:
         "framework": str(run.framework), "strategy": strategy.triple or "", "backend": run.backend or "",
         "regime": analysis.verdict.regime, "limiting_state": analysis.verdict.limiting_state or "",
     }  # fmt: skip
-    yield _measure("run_info", "What ran, and what limits it.", "1", (1.0, facts))
-    yield _measure("ranks", "Ranks of the job.", "1", (run.world_size, {}))
-    yield _measure("ranks_seen", "Ranks whose trace was read.", "1", (len(analysis.ranks) or None, {}))
+    yield measure_of("run_info", "What ran, and what limits it.", "1", (1.0, facts))
+    yield measure_of("ranks", "Ranks of the job.", "1", (run.world_size, {}))
+    yield measure_of("ranks_seen", "Ranks whose trace was read.", "1", (len(analysis.ranks) or None, {}))
     timed = parts.compute is not None
-    yield _measure(
+    yield measure_of(
         "step_seconds", "Mean step time over ranks and steps.", "s", (_seconds(parts.step_us) if timed else None, {})
     )
     named = {
@@ -88,7 +89,7 @@ def _of_run(analysis: Analysis) -> Iterator[Measure]:
         "other": parts.other,
         "idle": parts.idle,
     }
-    yield _measure(
+    yield measure_of(
         "step_part_seconds", "Parts of the mean step; they sum to it.", "s",
         *[(_seconds(value), {"part": name}) for name, value in named.items()],
     )  # fmt: skip
@@ -106,10 +107,10 @@ def _of_run(analysis: Analysis) -> Iterator[Measure]:
             "Time that a model state's collectives wait for other ranks, per rank and step.",
         ),
     ):
-        yield _measure(
+        yield measure_of(
             name, about, "s", *[(_seconds(getattr(entry, field_name)), {"state": state}) for state, entry in states]
         )
-    yield _measure(
+    yield measure_of(
         "bus_bandwidth_bytes_per_second", "Bus bandwidth by nccl-tests' convention.", "By/s",
         *[
             (link.busbw_gbps * 1e9, _link_labels(link))
@@ -117,7 +118,7 @@ def _of_run(analysis: Analysis) -> Iterator[Measure]:
         ],
     )  # fmt: skip
     hosts = {item.rank: item.host or "" for item in analysis.ranks}
-    yield _measure(
+    yield measure_of(
         "straggler_wait_seconds", "What the others wait for a slow rank, per step.", "s",
         *[
             (
@@ -127,7 +128,7 @@ def _of_run(analysis: Analysis) -> Iterator[Measure]:
             for item in analysis.stragglers
         ],
     )  # fmt: skip
-    yield _measure(
+    yield measure_of(
         "slow_group_excess_seconds", "What a process group's collectives take longer than its peers', per step.", "s",
         *[
             (_seconds(item.excess_us), {"ranks": " ".join(map(str, item.ranks)), "span": item.span})
@@ -141,7 +142,7 @@ def _of_plan(plan: Plan) -> Iterator[Measure]:
     names = {"plan_id": plan.plan_id, "strategy": chosen.triple, "group_size": str(chosen.group_size or "")}
     speedup = chosen.predicted.speedup
     quantiles = (("0.1", speedup.p10), ("0.5", speedup.p50), ("0.9", speedup.p90))
-    yield _measure(
+    yield measure_of(
         "predicted_speedup_ratio", "Predicted step time as it is over that under the plan, as quantiles.", "1",
         *[(value, {**names, "quantile": quantile}) for quantile, value in quantiles],
     )  # fmt: skip

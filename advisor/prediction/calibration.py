@@ -10,7 +10,7 @@ from paro_advise.policies.plan import EstimateSource
 
 if TYPE_CHECKING:
     from paro_advise.advisor.prediction.cluster_links import Links, ShapedLinks
-    from paro_advise.advisor.prediction.network_tiers import Estimate
+    from paro_advise.advisor.prediction.sampler import Estimate
     from paro_advise.core.framework import Framework
     from paro_advise.policies.collective_cost import Draws
     from paro_advise.policies.memory import Widths

@@ -26,8 +26,9 @@ from paro_advise.advisor.prediction.constants import (
     TREE_FACTOR,
     UNKNOWN_CORES,
 )
+from paro_advise.advisor.prediction.sampler import Estimate
 from paro_advise.advisor.ranks.devices import device_links_gbps, has_links
-from paro_advise.advisor.ranks.links.link import SumAlgorithm
+from paro_advise.advisor.ranks.links.link import SumAlgorithm, has_unknown_placement
 from paro_advise.core.collective import Op
 from paro_advise.core.span import GroupSpan
 from paro_advise.errors import UsageError
@@ -42,23 +43,6 @@ if TYPE_CHECKING:
 # A value, the standard deviation of its logarithm, and how many collectives tell it.
 _Sample = tuple[float, float, int]
 _WHERE = {"intra": "inside nodes", "inter": "between nodes", "pod": "between nodes of a pod"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A number with its uncertainty.
-
-    Attributes:
-        value: the median.
-        sigma: standard deviation of its logarithm.
-        sigma_above: the same above the median, where the range is skewed; None for ``sigma``.
-        source: where it is from.
-    """
-
-    value: float
-    sigma: float
-    source: EstimateSource
-    sigma_above: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +69,14 @@ class LinkContext:
     def num_nodes(self) -> int:
         """Return the number of nodes."""
         return self.world_size // self.ranks_per_node
+
+    def nodes_of(self, link: Link) -> int:
+        """Return over how many nodes a group reaches: it fills them, or has one rank on each of those of all groups."""
+        if link.num_nodes:
+            return link.num_nodes
+        if link.span == GroupSpan.MIXED:
+            return max(2, link.group_size // self.ranks_per_node)
+        return 1 if link.span == GroupSpan.INTRA else self.num_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,29 +131,25 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     notes: list[str] = []
     pod = _stated_pods(nodes_per_pod, cluster) if nodes_per_pod else _observed_pods(known, cluster, notes)
     inside = [link for link in known if link.span == GroupSpan.INTRA or cluster.num_nodes == 1]
-    near = [link for link in known if link not in inside and _num_spanned_nodes(link, cluster) <= (pod or 0)]
+    near = [link for link in known if link not in inside and cluster.nodes_of(link) <= (pod or 0)]
     far = [link for link in known if link not in inside and link not in near]
-    prior = (
-        GLOO_PRIOR | {"intra_gbps": GLOO_PRIOR["intra_gbps"] * _copied(cluster)}
-        if cluster.is_gloo
-        else _nccl_prior(cluster)
-    )
+    prior = _prior(cluster)
     found: dict[str, Estimate] = {}
     ratio, known_ratio = _sum_ratio(inside, far or near, cluster)
     by_sums = {"inter_gbps": _are_sums(far or near), "pod_gbps": _are_sums(near or far)}
     inside, near, far = (_like_gathers(part, cluster, known_ratio) for part in (inside, near, far))
     gain = _rail_gain(far or near, cluster)
     near, far = (_like_rings(part, cluster, gain.value) for part in (near, far))
-    hops = _mean(_samples(inside, cluster, _latency))
+    hops = _mean(inside, cluster, _latency)
     shares = _HopShares(inside_us=hops.value if hops else None, ratio=prior["inter_alpha_us"] / prior["intra_alpha_us"])
     for name, sample in (("gbps", _bandwidth), ("alpha_us", shares.between if not cluster.is_gloo else _latency)):
         for tier, chosen in (("inter", far or near), ("intra", inside)):
             key = f"{tier}_{name}"
-            known_value = _mean(_samples(chosen, cluster, sample))
+            known_value = _mean(chosen, cluster, sample)
             if known_value is None and key == "intra_alpha_us" and not cluster.is_gloo:
                 known_value = shares.inside(found["inter_alpha_us"])
             found[key] = known_value or _assume(key, prior[key], cluster, notes)
-        found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
+        found[f"pod_{name}"] = _mean(near, cluster, sample) or found[f"inter_{name}"]
     if not cluster.is_gloo and any(link.span == GroupSpan.MIXED for link in far or near):
         found["intra_gbps"] = _at_least(found["intra_gbps"], found["inter_gbps"])
     if ratio.source == EstimateSource.PRIOR and any(by_sums.values()):
@@ -187,7 +175,7 @@ def _sums_by_trees(links: Sequence[Link], cluster: LinkContext) -> bool:
 
     Where none is, small ones tell of two nodes only, where NCCL takes trees for quicker than rings at any size.
     """
-    across = [link for link in links if link.op == Op.ALL_REDUCE and _num_spanned_nodes(link, cluster) > 1]
+    across = [link for link in links if link.op == Op.ALL_REDUCE and cluster.nodes_of(link) > 1]
     moved = [(_is_tree(link, cluster), link.typical_bytes * link.num_samples) for link in across if link.busbw_gbps]
     if moved:
         return 2 * sum(size for is_tree, size in moved if is_tree) > sum(size for _, size in moved)
@@ -195,12 +183,12 @@ def _sums_by_trees(links: Sequence[Link], cluster: LinkContext) -> bool:
 
 
 def _is_tree(link: Link, cluster: LinkContext) -> bool:
-    return link.algorithm == SumAlgorithm.TREE and _num_spanned_nodes(link, cluster) > 1
+    return link.algorithm == SumAlgorithm.TREE and cluster.nodes_of(link) > 1
 
 
 def _tree_hops(link: Link, cluster: LinkContext) -> tuple[float, int]:
     """Return the hops on a tree's way from its leaves to its root: between nodes, and inside the fullest of them."""
-    nodes = min(link.group_size, _num_spanned_nodes(link, cluster))
+    nodes = min(link.group_size, cluster.nodes_of(link))
     return tree_depth(nodes), math.ceil(link.group_size / nodes) - 1
 
 
@@ -208,7 +196,7 @@ def _by_ports(link: Link, cluster: LinkContext) -> Link:
     """Return a link with the bandwidth of its ports, where trees moved fewer bytes through them than rings do."""
     if not _is_tree(link, cluster):
         return link
-    return _scale(link, tree_port_share(_num_spanned_nodes(link, cluster), link.group_size))
+    return _scale(link, tree_port_share(cluster.nodes_of(link), link.group_size))
 
 
 def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
@@ -220,11 +208,6 @@ def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
     return replace(inside, value=value, sigma=below, sigma_above=inside.sigma_above or inside.sigma)
 
 
-def has_unknown_placement(span: GroupSpan, group_size: int | None, world_size: int, num_nodes: int) -> bool:
-    """Tell whether a smaller group's ranks may lie inside nodes or across them."""
-    return span == "unknown" and num_nodes > 1 and group_size is not None and 1 < group_size < world_size
-
-
 def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: LinkContext) -> tuple[Estimate, float]:
     """Return the bus bandwidth of all-reduces to that of gathers and scatters: measured on one tier, else assumed.
 
@@ -234,8 +217,8 @@ def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: LinkCont
     if cluster.is_gloo:
         return Estimate(value=1.0, sigma=0.0, source=EstimateSource.DERIVED), 1.0
     for part in (across, inside):
-        sums = _mean(_samples([link for link in part if link.op == Op.ALL_REDUCE], cluster, _bandwidth))
-        others = _mean(_samples([link for link in part if link.op != Op.ALL_REDUCE], cluster, _bandwidth))
+        sums = _mean([link for link in part if link.op == Op.ALL_REDUCE], cluster, _bandwidth)
+        others = _mean([link for link in part if link.op != Op.ALL_REDUCE], cluster, _bandwidth)
         if sums and others and (sigma := math.hypot(sums.sigma, others.sigma)) < math.log(SUM_RATIO_FACTOR):
             value = sums.value / others.value
             return Estimate(value=value, sigma=sigma, source=EstimateSource.MEASURED), value
@@ -276,8 +259,8 @@ def _rail_gain(across: Sequence[Link], cluster: LinkContext) -> Estimate:
     """
     if cluster.is_gloo or cluster.ranks_per_node == 1:
         return Estimate(value=1.0, sigma=0.0, source=EstimateSource.DERIVED)
-    rails = _mean(_samples([link for link in across if link.span == GroupSpan.INTER], cluster, _bandwidth))
-    rings = _mean(_samples([link for link in across if link.span == GroupSpan.MIXED], cluster, _bandwidth))
+    rails = _mean([link for link in across if link.span == GroupSpan.INTER], cluster, _bandwidth)
+    rings = _mean([link for link in across if link.span == GroupSpan.MIXED], cluster, _bandwidth)
     if rails and rings:
         return Estimate(
             value=max(1.0, rails.value / rings.value),
@@ -295,7 +278,11 @@ def _like_rings(links: Sequence[Link], cluster: LinkContext, gain: float) -> lis
     return [_scale(link, 1 / gain) for link in links]
 
 
-def _nccl_prior(cluster: LinkContext) -> dict[str, float]:
+def _prior(cluster: LinkContext) -> dict[str, float]:
+    if cluster.is_gloo:
+        # A rank's transfers are one thread's.
+        copied = min(1.0, cluster.cores_per_rank or UNKNOWN_CORES) * (1 - 1 / max(2, cluster.ranks_per_node))
+        return GLOO_PRIOR | {"intra_gbps": GLOO_PRIOR["intra_gbps"] * copied}
     best = device_links_gbps(cluster.device_name)
     if not has_links(cluster.device_name):
         best = PCIE_GBPS
@@ -313,11 +300,11 @@ def _stated_pods(nodes_per_pod: int, cluster: LinkContext) -> int | None:
 
 def _observed_pods(links: Sequence[Link], cluster: LinkContext, notes: list[str]) -> int | None:
     """Return the nodes of a pod where groups of so many are clearly quicker than wider ones, else None."""
-    spans = {_num_spanned_nodes(link, cluster) for link in links if link.span == GroupSpan.MIXED}
+    spans = {cluster.nodes_of(link) for link in links if link.span == GroupSpan.MIXED}
     for nodes in sorted(spans - {cluster.num_nodes}, reverse=True):
-        near = [link for link in links if link.span == GroupSpan.MIXED and _num_spanned_nodes(link, cluster) == nodes]
-        wider = [link for link in links if link.span != GroupSpan.INTRA and _num_spanned_nodes(link, cluster) > nodes]
-        fast, usual = (_mean(_samples(part, cluster, _bandwidth)) for part in (near, wider))
+        near = [link for link in links if link.span == GroupSpan.MIXED and cluster.nodes_of(link) == nodes]
+        wider = [link for link in links if link.span != GroupSpan.INTRA and cluster.nodes_of(link) > nodes]
+        fast, usual = (_mean(part, cluster, _bandwidth) for part in (near, wider))
         if cluster.num_nodes % nodes or fast is None or usual is None:
             continue
         uncertainty = P90_SIGMAS * (fast.sigma + usual.sigma)
@@ -330,20 +317,6 @@ def _observed_pods(links: Sequence[Link], cluster: LinkContext, notes: list[str]
     return None
 
 
-def _num_spanned_nodes(link: Link, cluster: LinkContext) -> int:
-    """Return over how many nodes a group reaches: it fills them, or has one rank on each of those of all groups."""
-    if link.num_nodes:
-        return link.num_nodes
-    if link.span == GroupSpan.MIXED:
-        return max(2, link.group_size // cluster.ranks_per_node)
-    return 1 if link.span == GroupSpan.INTRA else cluster.num_nodes
-
-
-def _copied(cluster: LinkContext) -> float:
-    # A rank's transfers are one thread's.
-    return min(1.0, cluster.cores_per_rank or UNKNOWN_CORES) * (1 - 1 / max(2, cluster.ranks_per_node))
-
-
 def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
     """Return what a link moves through a node's port or a rank's; None where that was not measured."""
     if not link.busbw_gbps:
@@ -353,7 +326,7 @@ def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
     if cluster.is_gloo and link.op == Op.REDUCE_SCATTER:
         bandwidth *= 2  # it runs as an all-reduce, which moves twice as much
     if not is_intra:  # rings of all local ranks share the port
-        members = link.group_size / _num_spanned_nodes(link, cluster) if link.span == GroupSpan.MIXED else 1.0
+        members = link.group_size / cluster.nodes_of(link) if link.span == GroupSpan.MIXED else 1.0
         bandwidth *= max(1.0, min(cluster.ranks_per_node / members, cluster.world_size / max(1, link.group_size)))
     spread = math.log((link.busbw_high_gbps or 1.0) / (link.busbw_low_gbps or 1.0)) / 2 / P90_SIGMAS
     least, most = BANDWIDTH_SIGMAS
@@ -392,7 +365,7 @@ class _HopShares:
         mean = _latency(link, cluster)
         if mean is None or link.span != GroupSpan.MIXED:
             return mean
-        nodes = _num_spanned_nodes(link, cluster)
+        nodes = cluster.nodes_of(link)
         between, inside = float(max(1, nodes - 1)), link.group_size - nodes
         if _is_tree(link, cluster):
             between, inside = _tree_hops(link, cluster)
@@ -402,20 +375,16 @@ class _HopShares:
         return max(self.inside_us, (whole_us - inside * self.inside_us) / between), *mean[1:]
 
 
-def _samples(
+def _mean(
     links: Sequence[Link], cluster: LinkContext, sample: Callable[[Link, LinkContext], _Sample | None]
-) -> list[_Sample]:
-    return [found for link in links if (found := sample(link, cluster))]
-
-
-def _mean(samples: Sequence[_Sample]) -> Estimate | None:
+) -> Estimate | None:
+    samples = [found for link in links if (found := sample(link, cluster))]
     if not samples:
         return None
     weight = sum(count for _, _, count in samples)
     mean = math.exp(sum(count * math.log(value) for value, _, count in samples) / weight)
-    return Estimate(
-        value=mean, sigma=sum(count * spread for _, spread, count in samples) / weight, source=EstimateSource.MEASURED
-    )
+    sigma = sum(count * spread for _, spread, count in samples) / weight
+    return Estimate(value=mean, sigma=sigma, source=EstimateSource.MEASURED)
 
 
 def _assume(key: str, value: float, cluster: LinkContext, notes: list[str]) -> Estimate:

@@ -24,7 +24,6 @@ from paro_advise.advisor.prediction.candidates import (
     candidates,
     is_at_hand,
     may_choose,
-    offloaded,
 )
 from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links
 from paro_advise.advisor.prediction.constants import (
@@ -32,7 +31,6 @@ from paro_advise.advisor.prediction.constants import (
     BEHIND_BACKWARD_SIGMA,
     FLOOR_SIGMA,
     HOST_GAP_RANGE,
-    HOST_SIGMA,
     HOST_WORK_SIGMA,
     MOST_OF_PEAK,
     MOST_OF_PEAK_SIGMA,
@@ -44,7 +42,6 @@ from paro_advise.advisor.prediction.constants import (
     OVERLAPPED_HOST_SHARE,
     PRIOR_DRAWS,
     REPEAT_SIGMA,
-    REPLAY_SIGMA,
     ROOT_SHARE_RANGE,
     SCALING_SIGMA,
     STEP_ANCHOR_RANGE,
@@ -52,7 +49,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.prediction.prediction_bias import NO_BIAS, PredictionBias
 from paro_advise.advisor.prediction.sampler import Sampler, with_waits
-from paro_advise.advisor.prediction.scoring import Limits, Scored, score, with_run
+from paro_advise.advisor.prediction.scoring import Limits, Scored, score, with_offload, with_run
 from paro_advise.advisor.prediction.step_replay import (
     demand_us,
     device_floor_us,
@@ -75,10 +72,9 @@ from paro_advise.policies.plan import (
     same_way,
     with_id,
 )
-from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -86,7 +82,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.advice.wanted import Wanted
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
-    from paro_advise.advisor.prediction.network_tiers import Estimate
+    from paro_advise.advisor.prediction.sampler import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +145,7 @@ def recommendation(
     def chooses(candidate: Candidate) -> bool:
         return may_choose(candidate, calibration, allow_untested=limits.allow_untested)
 
-    scored = _with_offload(predictor, limits, scored, chooses)
+    scored = with_offload(calibration, predictor.sampler, limits, scored, chooses)
     eligible = [item for item in scored if not item.reason and chooses(item.candidate)]
     scored.sort(key=lambda item: (bool(item.reason), median_us(item)))
     field = RankedCandidates(
@@ -287,7 +283,7 @@ class _Predictor:
             return links_of(drawn)
         links = links_of(drawn)
         replayed = np.broadcast_to(np.maximum(step_us(calibration, self.base, links), 1.0), number)
-        taken = likely(np.log(replayed / calibration.step_us), self.sampler)
+        taken = self.sampler.pick_likely(np.log(replayed / calibration.step_us), NUM_DRAWS)
         return links_of({name: values[taken] for name, values in drawn.items()})
 
     def _with_arithmetic(self, links: Links, at_peak_us: float) -> Links:
@@ -390,36 +386,3 @@ def left_for_passes_us(run: Calibration, links: Links) -> NDArray[np.float64]:
         is_long = step_us(whole, base, replace(links, arithmetic=middle)) > run.step_us
         low, high = np.where(is_long, low, middle), np.where(is_long, middle, high)
     return np.asarray(low * run.step_us)
-
-
-def likely(errors: NDArray[np.float64], sampler: Sampler) -> NDArray[np.intp]:
-    """Return the indexes of NUM_DRAWS draws, taken by how well each replays the measured step (importance resampling).
-
-    Args:
-        errors: by draw, logarithm of the replayed step to the measured one. Where all miss it, those that miss it least
-            count.
-        sampler: of the choice.
-    """
-    beyond = np.abs(errors) - np.min(np.abs(errors))
-    weights = np.exp(-0.5 * (beyond / REPLAY_SIGMA) ** 2)
-    return sampler.pick(weights, NUM_DRAWS)
-
-
-def _with_offload(
-    predictor: _Predictor, limits: Limits, scored: list[Scored], chooses: Callable[[Candidate], bool]
-) -> list[Scored]:
-    """Add candidates with states on the host where nothing fits: the optimizer's first, then the parameters."""
-    calibration = predictor.calibration
-    plain = [item for item in scored if not item.candidate.variant]
-    found = list(scored)
-    for parameters in (False, True):
-        if not all(item.reason for item in found if chooses(item.candidate)):
-            break
-        for item in plain:
-            candidate = item.candidate
-            if parameters and (str(candidate.strategy), candidate.collectives) != ("GGG", CollectiveBackend.NATIVE):
-                continue
-            moved = offloaded(calibration, candidate, limits.host_gbps, parameters=parameters)
-            extra = moved.host_us * predictor.sampler.factors(HOST_SIGMA, NUM_DRAWS)
-            found.append(score(calibration, moved, limits, item.times + extra))
-    return found

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.prediction.constants import REPLAY_SIGMA
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from paro_advise.policies.plan import EstimateSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number with its uncertainty.
+
+    Attributes:
+        value: the median.
+        sigma: standard deviation of its logarithm.
+        sigma_above: the same above the median, where the range is skewed; None for ``sigma``.
+        source: where it is from.
+    """
+
+    value: float
+    sigma: float
+    source: EstimateSource
+    sigma_above: float | None = None
 
 
 class Sampler:
@@ -39,6 +61,17 @@ class Sampler:
         sums = np.cumsum(weights)
         steps = (self._generator.random() + np.arange(number)) / number
         return np.minimum(np.searchsorted(sums / sums[-1], steps), len(weights) - 1)
+
+    def pick_likely(self, errors: NDArray[np.float64], number: int) -> NDArray[np.intp]:
+        """Return the indexes of draws, taken by how well each replays the measured step (importance resampling).
+
+        Args:
+            errors: by draw, logarithm of the replayed step to the measured one. Where all miss it, those that miss it
+                least count.
+            number: of the indexes.
+        """
+        beyond = np.abs(errors) - np.min(np.abs(errors))
+        return self.pick(np.exp(-0.5 * (beyond / REPLAY_SIGMA) ** 2), number)
 
 
 def with_waits(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate
-from paro_advise.advisor.prediction.constants import CAPACITY_SHARE, HOST_GBPS
+from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate, offloaded
+from paro_advise.advisor.prediction.constants import CAPACITY_SHARE, HOST_GBPS, HOST_SIGMA, NUM_DRAWS
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Variant
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paro_advise.advisor.prediction.calibration import Calibration
+    from paro_advise.advisor.prediction.sampler import Sampler
 
 # Whose scripts replicate by torch's DDP; DeepSpeed, Megatron-LM and FSDP1 (NO_SHARD) have reducers of their own.
 _BY_DDP = (Framework.DDP, Framework.DDP_ZERO, Framework.FSDP2, Framework.UNKNOWN)
@@ -275,3 +276,26 @@ def least_bytes(calibration: Calibration) -> float:
     base = baseline_candidate(calibration)
     states = score(calibration, base, Limits(), np.ones(1)).memory.total
     return states + _whole(least_transient_bytes, calibration, base)
+
+
+def with_offload(
+    calibration: Calibration,
+    sampler: Sampler,
+    limits: Limits,
+    scored: list[Scored],
+    chooses: Callable[[Candidate], bool],
+) -> list[Scored]:
+    """Add candidates with states on the host where nothing fits: the optimizer's first, then the parameters."""
+    plain = [item for item in scored if not item.candidate.variant]
+    found = list(scored)
+    for parameters in (False, True):
+        if not all(item.reason for item in found if chooses(item.candidate)):
+            break
+        for item in plain:
+            candidate = item.candidate
+            if parameters and (str(candidate.strategy), candidate.collectives) != ("GGG", CollectiveBackend.NATIVE):
+                continue
+            moved = offloaded(calibration, candidate, limits.host_gbps, parameters=parameters)
+            extra = moved.host_us * sampler.factors(HOST_SIGMA, NUM_DRAWS)
+            found.append(score(calibration, moved, limits, item.times + extra))
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.metrics.measures import PREFIX, LabelledValue, Measure
+from paro_advise.advisor.metrics.measures import measure_of
 from paro_advise.advisor.watching.constants import SHOWN_STEPS
 from paro_advise.advisor.watching.job import job_steps
 from paro_advise.advisor.watching.recording import newest_step
@@ -13,6 +13,7 @@ from paro_advise.advisor.watching.recording import newest_step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paro_advise.advisor.metrics.measures import Measure
     from paro_advise.advisor.watching.job import Alarm
     from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
@@ -37,38 +38,34 @@ def measures_of_job(
     since = [time_us for step, time_us in steps if last is not None and step >= last.since_step][-SHOWN_STEPS:]
     hosts = [(log, _host_us(log)) for log in logs]
     found = (
-        _measure(
+        measure_of(
             "job_step_seconds",
             f"Median of the newest {SHOWN_STEPS} steps, each the mean of all ranks.",
             "s",
-            *([LabelledValue(value=step_us / 1e6)] if step_us is not None else []),
+            (step_us / 1e6 if step_us is not None else None, {}),
         ),
-        _measure(
+        measure_of(
             "job_host_seconds",
             f"What a rank's training thread is on a core for, median of its newest {SHOWN_STEPS} steps.",
             "s",
-            *[LabelledValue(value=us / 1e6, labels=_who(log)) for log, us in hosts if us is not None],
+            *[(us / 1e6, _who(log)) for log, us in hosts if us is not None],
         ),
-        _measure(
+        measure_of(
             "job_newest_step",
             "The newest step that all ranks have logged whose logs are there.",
             "1",
-            *([LabelledValue(value=newest_step(logs))] if logs else []),
+            (newest_step(logs) if logs else None, {}),
         ),
-        _measure("job_alarms", "Changes to slower steps of this job.", "1", LabelledValue(value=num_alarms)),
-        _measure(
+        measure_of("job_alarms", "Changes to slower steps of this job.", "1", (num_alarms, {})),
+        measure_of(
             "job_slowdown_ratio",
             "The newest steps since the last change over those before it; 1 where the job is as quick as then.",
             "1",
-            *([LabelledValue(value=median(since) / last.before_us)] if last is not None and since else []),
+            (median(since) / last.before_us if last is not None and since else None, {}),
         ),
-        _measure("job_looked_timestamp_seconds", "When the logs were read.", "s", LabelledValue(value=looked_s)),
+        measure_of("job_looked_timestamp_seconds", "When the logs were read.", "s", (looked_s, {})),
     )
     return tuple(measure for measure in found if measure.samples)
-
-
-def _measure(name: str, about: str, unit: str, *samples: LabelledValue) -> Measure:
-    return Measure(name=f"{PREFIX}_{name}", about=about, unit=unit, samples=samples)
 
 
 def _host_us(log: LoggedSteps) -> float | None:

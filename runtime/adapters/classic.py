@@ -7,8 +7,8 @@ import copy
 import math
 import weakref
 from dataclasses import replace
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from paro_advise.runtime.adapters.planned.wrapping import (
     wrapped_classes,
 )
 from paro_advise.runtime.adapters.precision import BufferTypes, cast_by, check_precision, run_unsharded
+from paro_advise.runtime.adapters.refusals import end_job_on_error, this_session
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.compiler import taken_apart, uncompiled
 from paro_advise.runtime.mixins import mixed_in
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffload, MixedPrecision
     from torch.optim.optimizer import ParamsT
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _STATE_DICT = "state_dict"
 
 
@@ -56,25 +55,6 @@ def install(session: Session) -> None:
     replace_everywhere("ZeroRedundancyOptimizer", ZeroRedundancyOptimizer, optim)
 
 
-def _session() -> Session:
-    """Return the session of this process; only our classes ask, and they are installed with it."""
-    assert Session.of_process is not None
-    return Session.of_process
-
-
-def _end_job_on_error(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let what a plan cannot express end the job with its reason and no traceback."""
-
-    @wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return function(*args, **kwargs)
-        except TrainingError as error:
-            _session().refuse(error)
-
-    return call
-
-
 _SHARED_BY_COPIES = ("process_group", "_wrapping")
 
 
@@ -89,9 +69,9 @@ class _Wrapper(nn.Module):
     def _adopt(self, module: nn.Module, wrapping: Wrapping) -> None:
         setattr(self, self._inner_name, module)  # add_module asks a subclass's __getattr__ for the name
         self._wrapping = wrapping
-        _session().is_reached = True
-        _session().refuse_new_parameters(module)
-        _session().handed_out.watch(module)
+        this_session().is_reached = True
+        this_session().refuse_new_parameters(module)
+        this_session().handed_out.watch(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Wrapper:
         """Return a copy that belongs to the same groups, as those of means of weights do."""
@@ -150,7 +130,7 @@ class _Wrapper(nn.Module):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients inside this context without synchronizing them."""
-        session, inner = _session(), self._inner
+        session, inner = this_session(), self._inner
         sharded = session.sharded(inner)
         if sharded is not None:
             outside, self._is_in_no_sync = self._is_in_no_sync, True
@@ -190,7 +170,7 @@ class _NoReducer:
 class DistributedDataParallel(_Wrapper):
     """Takes DDP's arguments; the plan decides how the model is sharded."""
 
-    @_end_job_on_error
+    @end_job_on_error
     def __init__(
         self,
         module: nn.Module,
@@ -224,7 +204,7 @@ class DistributedDataParallel(_Wrapper):
             keeps_local_gradients=True,
         )  # fmt: skip
         self._adopt(module, wrapping)
-        _session().collectives.begin()
+        this_session().collectives.begin()
         self.reducer = _NoReducer(self)
         self.dim, self.is_multi_device_module, self.require_forward_param_sync = dim, False, True
         self._show_settings(process_group if device_mesh is None else device_mesh.get_group(0), settings)
@@ -268,11 +248,11 @@ class DistributedDataParallel(_Wrapper):
     @property
     def require_backward_grad_sync(self) -> bool:
         """Tell whether the next backward pass is the last of its step, as the script says."""
-        return not self._is_in_no_sync and _session().next_pass_is_last(self._inner)
+        return not self._is_in_no_sync and this_session().next_pass_is_last(self._inner)
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
-        session = _session()
+        session = this_session()
         session.gate(self._inner, synchronizes=value)
         sharded = session.sharded(self._inner)
         if sharded is not None:
@@ -280,7 +260,7 @@ class DistributedDataParallel(_Wrapper):
 
     def is_prepared(self) -> None:
         """Take note that the script itself prepares the coming backward pass."""
-        engine = _session().engine(self._inner)
+        engine = this_session().engine(self._inner)
         if engine is not None and self.require_backward_grad_sync:
             engine.gradients.has_synchronized_forward = engine.gradients.synchronizes
             self.require_forward_param_sync = True
@@ -298,7 +278,7 @@ class DistributedDataParallel(_Wrapper):
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
 
-    @_end_job_on_error
+    @end_job_on_error
     def join(self, _divide: bool = True, enable: bool = True, **_: object) -> contextlib.AbstractContextManager[None]:
         """Refuse, unless disabled: ranks with fewer inputs than others would leave collectives of the plan alone."""
         if not enable:
@@ -309,7 +289,7 @@ class DistributedDataParallel(_Wrapper):
         """Refuse as ``join`` does; torch's ``Join`` asks each model for this."""
         self.join()
 
-    @_end_job_on_error
+    @end_job_on_error
     def register_comm_hook(self, *_: object, **__: object) -> None:
         """Refuse: the plan moves the gradients."""
         raise TrainingError("a plan cannot be combined with DDP's communication hooks", hint=NO_PLAN)
@@ -323,7 +303,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
     _inner_name = "_fsdp_wrapped_module"
     _key_prefix = ""
 
-    @_end_job_on_error
+    @end_job_on_error
     def __init__(
         self,
         module: nn.Module,
@@ -345,7 +325,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
     ) -> None:
         super().__init__()
         del backward_prefetch, forward_prefetch, limit_all_gathers  # the plan's to decide
-        early = [] if use_orig_params else _session().optimizers_over(module)
+        early = [] if use_orig_params else this_session().optimizers_over(module)
         if (covered := _num_covered_ranks(process_group, device_mesh)) != dist.get_world_size():
             raise TrainingError(f"a plan needs FSDP over all ranks, got {covered} of them", hint=NO_PLAN)
         check_precision(mixed_precision, module, wraps_by_policy=auto_wrap_policy is not None)

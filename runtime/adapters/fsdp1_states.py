@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map_only
 
 from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.constants import NO_PLAN
-from paro_advise.runtime.adapters.session import Session
+from paro_advise.runtime.adapters.refusals import this_session
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.states.summoning import whole_parameters
 
@@ -79,7 +79,7 @@ class FullyShardedStates(nn.Module):
         """Choose which state dicts the wrapped parts of a model make from now on; returns those of before."""
         before = FullyShardedStates.get_state_dict_type(module)
         if state_dict_type not in _CONFIGS:
-            _session().refuse(TrainingError("a plan cannot express FSDP's LOCAL_STATE_DICT", hint=NO_PLAN))
+            this_session().refuse(TrainingError("a plan cannot express FSDP's LOCAL_STATE_DICT", hint=NO_PLAN))
         of_model, of_optimizer = _CONFIGS[state_dict_type]
         settings = StateDictSettings(
             state_dict_type, state_dict_config or of_model(), optim_state_dict_config or of_optimizer()
@@ -110,8 +110,8 @@ class FullyShardedStates(nn.Module):
         """Show whole parameters inside this context; what is written into them counts afterwards."""
         # More of the parameters than asked for, on more ranks, on their own device.
         if with_grads:
-            _session().refuse(TrainingError("a plan cannot summon gradients", hint="read them from the parameters"))
-        engine = _session().engine(module)
+            this_session().refuse(TrainingError("a plan cannot summon gradients", hint="read them from the parameters"))
+        engine = this_session().engine(module)
         parts = [part for part in (module.modules() if recurse else [module]) if isinstance(part, FullyShardedStates)]
         before = [part._are_names_clean for part in parts]  # noqa: SLF001 - our class
         try:
@@ -157,7 +157,7 @@ class FullyShardedStates(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # type: ignore[override]  # torch has overloads
         """Return whole tensors, or shards as DTensors, by the names of the model that was wrapped."""
-        settings, engine = self.get_state_dict_type(self), _session().engine(self)
+        settings, engine = self.get_state_dict_type(self), this_session().engine(self)
         is_full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
         to_cpu = settings.state_dict_config.offload_to_cpu
         is_dropped = is_full and getattr(settings.state_dict_config, "rank0_only", False) and dist.get_rank() != 0
@@ -167,7 +167,7 @@ class FullyShardedStates(nn.Module):
             elif engine is not None:
                 # Unit by unit, so that no device holds the whole model.
                 keep = torch.Tensor.cpu if to_cpu else torch.Tensor.detach
-                stack.enter_context(engine.placing_states(_nothing_of if is_dropped else keep))
+                stack.enter_context(engine.placing_states((lambda value: value.new_empty(0)) if is_dropped else keep))
             found: StateDict = super().state_dict(*args, **kwargs)
         if _INNER in self.__dict__:
             return found  # the outer one has what follows to do, once
@@ -202,7 +202,7 @@ class FullyShardedStates(nn.Module):
     ) -> StateDict:
         """Return an optimizer's state by names, in whole tensors or in shards."""
         del group  # all ranks
-        settings, engine = FullyShardedStates.get_state_dict_type(model), _session().engine(model)
+        settings, engine = FullyShardedStates.get_state_dict_type(model), this_session().engine(model)
         config = settings.optim_state_dict_config
         if settings.state_dict_type != StateDictType.FULL_STATE_DICT and engine is not None:
             with engine.shown_as_shards():
@@ -272,7 +272,7 @@ class FullyShardedStates(nn.Module):
         state = {places[name]: values for name, values in by_name.items() if name in places}
         state = tree_map_only(torch.Tensor, _copy, state)  # FSDP1 saves one count of steps for all of a flat unit
         state = tree_map_only(ShardedTensor, _all_gather_sharded_tensor, state)  # as torch's older loaders return them
-        if _session().engine(model) is None:
+        if this_session().engine(model) is None:
             state = tree_map_only(DTensor, DTensor.full_tensor, state)
         found = {"state": state, "param_groups": groups}
         if load_directly:
@@ -341,19 +341,10 @@ class FullyShardedStates(nn.Module):
         }
 
 
-def _session() -> Session:
-    assert Session.of_process is not None
-    return Session.of_process
-
-
 def _remember(module: nn.Module, settings: StateDictSettings) -> None:
     for part in module.modules():
         if isinstance(part, FullyShardedStates):
             part.__dict__[_SETTINGS] = settings
-
-
-def _nothing_of(value: torch.Tensor) -> torch.Tensor:
-    return value.new_empty(0)
 
 
 def _optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -363,8 +354,8 @@ def _optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
         TrainingError: the script has made none.
         UsageError: it has made several.
     """
-    engine = _session().engine(model)
-    found = engine.shards.optimizers if engine is not None else _session().optimizers_of(model)
+    engine = this_session().engine(model)
+    found = engine.shards.optimizers if engine is not None else this_session().optimizers_of(model)
     if len(found) != 1:
         raise UsageError(
             f"a state must be of one optimizer of the model, got none by name and {len(found)} that could be meant",
@@ -384,7 +375,7 @@ def _place(value: Any, *, to_cpu: bool) -> Any:
 
 def _names(model: nn.Module, optim: torch.optim.Optimizer) -> list[list[str]]:
     """Return the names of an optimizer's parameters in each of its groups, as in the model that was wrapped."""
-    engine = _session().engine(model)
+    engine = this_session().engine(model)
     own = engine.shards.behind(optim) if engine is not None else None
     if engine is not None and own is not None:
         found = engine.shards.all_names[engine.shards.groups_of(own)]

@@ -44,8 +44,10 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
     updates_on_host_us,
 )
 from paro_advise.advisor.prediction.fitting.untraced_waits import may_wait_us, waits_for_untraced
-from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers, has_unknown_placement
+from paro_advise.advisor.prediction.network_tiers import LinkContext, fit_tiers
+from paro_advise.advisor.prediction.sampler import Estimate
 from paro_advise.advisor.ranks.devices import device_named
+from paro_advise.advisor.ranks.links.link import has_unknown_placement
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework

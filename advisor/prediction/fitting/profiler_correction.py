@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.prediction.calibration import Calibration
-    from paro_advise.advisor.prediction.network_tiers import Estimate
+    from paro_advise.advisor.prediction.sampler import Estimate
 
 
 def unprofiled(traced: Calibration, captured: Captured | None) -> Calibration:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paro_advise.core.collective import bus_factor
-from paro_advise.core.span import GroupSpan  # noqa: TC001
+from paro_advise.core.span import GroupSpan
 
 
 class LatencySource(StrEnum):
@@ -82,3 +82,8 @@ class Link:
         if self.latency_source == LatencySource.MEASURED or not self.typical_us:
             return self.busbw_gbps
         return self.typical_bytes * bus_factor(self.op, self.group_size) / self.typical_us / 1e3
+
+
+def has_unknown_placement(span: GroupSpan, group_size: int | None, world_size: int, num_nodes: int) -> bool:
+    """Tell whether a smaller group's ranks may lie inside nodes or across them."""
+    return span == GroupSpan.UNKNOWN and num_nodes > 1 and group_size is not None and 1 < group_size < world_size

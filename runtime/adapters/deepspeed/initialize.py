@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from paro_advise.runtime.adapters.deepspeed.engine import PlannedEngine
 from paro_advise.runtime.adapters.deepspeed.gathering import Gathering
 from paro_advise.runtime.adapters.deepspeed.whole_init import MadeWhole
 from paro_advise.runtime.adapters.names import replace_everywhere
+from paro_advise.runtime.adapters.refusals import end_job_on_error
 from paro_advise.runtime.import_hooks import when_imported
 from paro_advise.runtime.messages import tell
 
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     # An engine, its optimizer, a data loader, a scheduler.
     Made: TypeAlias = tuple[object, object, object, object]
 
-_P = ParamSpec("_P")
-
 
 def install(session: Session) -> None:
     """Replace ``deepspeed.initialize`` once deepspeed is imported."""
@@ -57,7 +56,7 @@ def install(session: Session) -> None:
 
 def _replace(module: ModuleType, session: Session) -> None:
     made = _Initialization(session, module.initialize)
-    replace_everywhere("initialize", _end_job_on_error(session, made.run), module)
+    replace_everywhere("initialize", end_job_on_error(made.run), module)
     zero, whole = module.zero, MadeWhole()
     gathering = Gathering(session, zero.GatheredParameters, made.models, whole)
     replace_everywhere("GatheredParameters", gathering.gather, zero, zero.partition_parameters)
@@ -82,18 +81,6 @@ def _is_own(chosen: Choice) -> bool:
 def _is_own_sharding(plan: Plan) -> bool:
     """Tell whether DeepSpeed's own ZeRO-3 runs a plan."""
     return _is_own(plan.chosen) and STAGES[plan.chosen.triple] == ZERO_3
-
-
-def _end_job_on_error(session: Session, function: Callable[_P, Made]) -> Callable[_P, Made]:
-    """Let what a plan cannot express end the job with its reason and no traceback."""
-
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> Made:
-        try:
-            return function(*args, **kwargs)
-        except TrainingError as error:
-            session.refuse(error)
-
-    return call
 
 
 class _Initialization:
