@@ -388,11 +388,13 @@ def check_runnable(plan: Plan) -> None:
     if plan.verdict == Verdict.KEEP or not chosen.variant:
         return
     has_it = chosen.exact_frameworks
+    own = plan.origin.framework if plan.origin else ""
+    name = own if own in has_it else has_it[0] if has_it else "FRAMEWORK"
     raise UsageError(
         f"a plan must be one of the runtime's own strategies to run, got {chosen.triple}, {chosen.variant.label}",
         where=f"plan {plan.plan_id}",
-        hint="set it in the framework: paro-advise recommend ... --export "
-        f"{has_it[0] if has_it else 'FRAMEWORK'}=FILE; or plan another one: --strategy III",
+        hint=f"set it in the framework: paro-advise recommend ... --export {name}=FILE; or plan another one: "
+        "--strategy III",
     )
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from helpers import analyze, write_run
-from test_compare import pair
+from test_compare import captured, pair
 from test_recommend import calibration
 from trace_builder import fsdp_rank
 
+from paro_advise.advisor.cli import run
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
 from paro_advise.advisor.comparison.bootstrap import Change, _widening
 from paro_advise.advisor.comparison.compare import Terms, compare
@@ -21,6 +22,8 @@ from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown, comparison_text
 from paro_advise.advisor.wording.quantities import signed_text
+from paro_advise.core.documents import to_json
+from paro_advise.policies.plan import with_id
 from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.logs.step_log import read_step_log
@@ -132,3 +135,16 @@ def test_a_sure_loss_that_is_too_small_to_count_is_not_called_unsure(range_pct, 
     found = judge(Thresholds(), throughput, None, None, None)[0]
     assert found.passed is (None if words else False)
     assert found.text.endswith(words)
+
+
+def test_analyses_are_compared_under_a_plan_that_knows_the_nodes(tmp_path, capsys):
+    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)]))
+    made = recommend(calibration(), Limits())
+    facts = replace(made.preconditions, world_size=2, micro_batches=analysis.run.micro_batches, gpus_per_node=2)
+    (tmp_path / "plan.json").write_bytes(to_json(with_id(replace(made, preconditions=facts))))
+    for name, times in (("a", [1e5] * 6), ("b", [8e4] * 6)):
+        (tmp_path / f"{name}.json").write_bytes(to_json(replace(analysis, captured=captured(times))))
+    words = ["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-q"]
+    assert run([*words, "--plan", str(tmp_path / "plan.json")]) == 0
+    assert run([*words, "--gpus-per-node", "2"]) == 2  # by the user's own word they would be made anew
+    assert "an analysis was made without them" in capsys.readouterr().err

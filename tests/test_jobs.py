@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 
 import pytest
 from helpers import analyze, write_run
+from test_pace import log as write_log
 from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.cli import run
@@ -201,3 +203,53 @@ def test_of_two_traces_of_a_rank_that_of_the_others_job_is_taken(tmp_path):
     assert analysis.run.micro_batches == 1
     (note,) = [item.message for item in analysis.data_quality if item.code == "Q305"]
     assert note == "1 trace left out of a rank that has another one: rank0_again.json (rank 0)"
+
+
+@pytest.fixture
+def captures(tmp_path):
+    """Two captures: of 2 steps that take 100 ms without a profiler, and of 4 that take 200 ms."""
+    for name, steps, step_us in (("a", 2, 1e5), ("b", 4, 2e5)):
+        write_run(tmp_path / name, [fsdp_rank(rank, 2, steps=steps) for rank in range(2)])
+        for rank in range(2):
+            rows = [{"step": number, "step_us": step_us, "profiled": False} for number in range(8)]
+            write_log(tmp_path / name, rows, rank, world_size=2)
+    return tmp_path
+
+
+def unprofiled_step_us(*paths, beside):
+    target = beside / "found.json"
+    assert run(["analyze", *map(str, paths), "--json", str(target), "--force", "-q"]) == 0
+    found = json.loads(target.read_text())
+    captured = found["captured"]
+    return found["run"]["num_steps"], captured and captured["median_step_us"]
+
+
+def test_a_job_has_the_step_logs_that_lie_beside_its_traces(captures, tmp_path):
+    own = {2: 1e5, 4: 2e5}
+    for paths in ([captures], [captures / "a", captures / "b"], [captures / "b", captures / "a"]):
+        num_steps, step_us = unprofiled_step_us(*paths, beside=tmp_path)
+        assert step_us == own[num_steps]
+
+
+def test_step_logs_of_a_job_that_is_left_out_are_not_anothers(captures, tmp_path):
+    for name in ("a", "b"):
+        alone = tmp_path / f"without {name}"
+        shutil.copytree(captures / "a", alone / "a")
+        shutil.copytree(captures / "b", alone / "b")
+        for path in (alone / name).glob("steps.*"):
+            path.unlink()
+        num_steps, step_us = unprofiled_step_us(alone, beside=tmp_path)
+        is_told = num_steps == {"a": 4, "b": 2}[name]
+        assert step_us == ({2: 1e5, 4: 2e5}[num_steps] if is_told else None)
+
+
+def test_step_logs_apart_from_traces_are_used_where_they_are_of_one_job(captures, tmp_path, capsys):
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in (captures / "a").glob("steps.*"):
+        path.rename(moved / path.name)
+    assert unprofiled_step_us(captures / "a", moved, beside=tmp_path) == (2, 1e5)
+    shutil.copytree(moved, tmp_path / "other")
+    assert unprofiled_step_us(captures / "a", moved, tmp_path / "other", beside=tmp_path) == (2, None)
+    run(["analyze", *(str(path) for path in (captures / "a", moved, tmp_path / "other"))])
+    assert "step logs of several jobs lie among the inputs" in capsys.readouterr().err

@@ -198,6 +198,14 @@ def test_what_was_never_run_on_gpus_needs_consent_though_asked_for():
     assert recommend(made, Limits(allow_untested=True), wanted=Wanted.parse("IIG/2")).chosen.triple == "IIG"
 
 
+@pytest.mark.parametrize("triple", ["GNG", "ING", "GIG"])
+def test_what_never_pays_is_refused_for_that_and_not_for_want_of_consent(triple):
+    dominating = {"ING": "NIG", "GNG": "NGG", "GIG": "IGG"}[triple]
+    with pytest.raises(UsageError, match="pay for this job") as refused:
+        recommend(calibration(), Limits(allow_untested=True), wanted=Wanted.parse(triple))
+    assert refused.value.hint.startswith(dominating)
+
+
 def test_a_compute_bound_run_is_kept():
     fast = {
         "inter_gbps": estimate(50.0),

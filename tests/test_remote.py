@@ -382,3 +382,21 @@ def test_local_reading_needs_no_store_library(tmp_path):
 def test_digits_of_a_time_are_no_status(text, reason):
     error = type("GenericError", (Exception,), {})(text)
     assert remote_store._reason(error).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("capture", "-o", "s3://traces/new", "--", "true"),
+        ("run", "--plan", "plan.json", "--capture", "s3://traces/new", "--", "true"),
+        ("attach", "-o", "s3://traces/new"),
+        ("watch", "s3://traces/new"),
+        ("index", "s3://traces/"),
+        ("demo", "-o", "s3://traces/new"),
+    ],
+)
+def test_a_job_writes_into_no_store(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(list(words)) == 2
+    assert "must be a folder of this machine, got an address" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -41,3 +41,4 @@ def test_a_surer_gain_that_is_the_larger_one_is_not_called_less():
     assert plan.verdict == "measure first"
     assert plan.chosen.triple == "III"
     assert " Surer, for more memory: NNN (" in plan.text
+    assert plan.text.count("NNN (") == 1  # not once more, as what is no different beyond noise

@@ -31,6 +31,7 @@ from paro_advise.advisor.analysis.summary import (
     step_time,
     uneven_us,
 )
+from paro_advise.advisor.facts.capture_log import NO_LOGS, StepLogs
 from paro_advise.advisor.ranks.clocks.clock_alignment import align_clocks
 from paro_advise.advisor.ranks.links.link_fit import fabric_of, find_links
 from paro_advise.advisor.ranks.run import assemble_run
@@ -44,13 +45,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.facts.model import RankFacts
     from paro_advise.trace_parsers.notice import Notice
 
 
 def build_analysis(
-    facts: Sequence[RankFacts], notices: Sequence[Notice], options: Options, captured: Captured | None = None
+    facts: Sequence[RankFacts], notices: Sequence[Notice], options: Options, step_logs: StepLogs = NO_LOGS
 ) -> Analysis:
     """Build the analysis.
 
@@ -58,18 +58,18 @@ def build_analysis(
         facts: of all usable inputs, in order of path.
         notices: from reading them.
         options: see Options.
-        captured: steps without the profiler.
+        step_logs: that lie among the inputs.
     """
     sources, stack_notices = join_stacks([decode(item) for item in facts])
     run = assemble_run(sources, options.skip_steps)
+    captured, log_notices = step_logs.of_run(run.paths, facts)
     topology = find_topology(run, options.gpus_per_node, captured.local_world_size if captured else None)
     aligned = align_clocks(run, topology, captured.machines if captured else ())
-    fabric = fabric_of(run, topology)
-    links, num_impossible = find_links(aligned, run, fabric)
+    links, num_impossible = find_links(aligned, run, fabric := fabric_of(run, topology))
     lateness = find_stragglers(aligned, run, topology.node_of)
     stragglers, slow_groups = lateness.stragglers, tuple(find_slow_groups(aligned, run))
     training, states = observe_training(run), state_summaries(aligned, run, links, fabric)
-    notes = (*notices, *stack_notices, *run.notices, *training.notices)
+    notes = (*notices, *log_notices, *stack_notices, *run.notices, *training.notices)
     parts, idle, work, collectives = breakdown(run), idle_parts(run), computing(run), collective_entries(aligned, run)
     (copied_out_us, copied_in_us), uneven = copied_us(run), uneven_us(run)
     analysis = Analysis(

@@ -45,7 +45,7 @@ def load_analysis(
     from paro_advise.advisor.analysis.model import analysis_from_json
     from paro_advise.advisor.facts.inputs import read_inputs
 
-    if len(paths) == 1 and _is_analysis(paths[0]):
+    if len(paths) == 1 and is_analysis(paths[0]):
         if options.gpus_per_node or options.skip_steps:
             raise UsageError(
                 "--gpus-per-node and --skip-steps must come with traces, an analysis was made without them",
@@ -55,10 +55,15 @@ def load_analysis(
         return analysis_from_json(document_of(paths[0]), paths[0]), None
     inputs = read_inputs(paths, progress, engine=engine)
     read = inputs.read
-    return build_analysis(read.facts, read.notices, options, inputs.captured), read
+    return build_analysis(read.facts, read.notices, options, inputs.step_logs), read
 
 
-def _is_analysis(path: str) -> bool:
+def is_analysis(path: str) -> bool:
+    """Tell whether an input holds an analysis, and is none that is read for one.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     from paro_advise.advisor.analysis.model import FORMAT
 
     if is_remote(path):

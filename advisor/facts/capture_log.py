@@ -8,10 +8,13 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.constants import MAX_CAPTURED_STEPS, RUN_AHEAD_RATIO, WARM_UP_STEPS
+from paro_advise.trace_parsers.logs.step_log import folder_of
+from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from paro_advise.advisor.facts.model import RankFacts
     from paro_advise.trace_parsers.logs.step_log import LoggedSteps, StepRow
 
 
@@ -80,6 +83,42 @@ class Captured:
     cores_per_rank: float | None = None
     hosts_ran_ahead: bool = False
     machines: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogs:
+    """The step logs among the inputs, which may be of several jobs."""
+
+    logs: tuple[LoggedSteps, ...] = ()
+
+    def of_run(self, paths: Iterable[str], facts: Sequence[RankFacts]) -> tuple[Captured | None, tuple[Notice, ...]]:
+        """Return what the logs of one run say, None where none is its own, and what to tell of them.
+
+        A run's logs lie beside its traces. Where none lies there, traces and logs have been parted: then its own are
+        those that do not lie beside the traces of another run, if they are of one job.
+
+        Args:
+            paths: of the run's inputs.
+            facts: of all inputs.
+        """
+        folders = {folder_of(path) for path in paths}
+        others = {folder_of(item.source.path) for item in facts} - folders
+        beside = [log for log in self.logs if log.folder in folders]
+        found = beside or [log for log in self.logs if log.folder not in others]
+        if len({log.rank for log in found}) < len(found):
+            message = "step logs of several jobs lie among the inputs, and none beside traces says which: none is used"
+            return None, (
+                Notice(code="Q301", severity=Severity.WARNING, message=message, help="pass one job's folder"),
+            )
+        captured = captured_of(found)
+        if captured is None or not captured.hosts_ran_ahead:
+            return captured, ()
+        message = "hosts ran ahead of their devices while steps were timed: how long one takes unprofiled is unknown"
+        help_text = "record it again with this release"
+        return captured, (Notice(code="Q329", severity=Severity.WARNING, message=message, help=help_text),)
+
+
+NO_LOGS = StepLogs()
 
 
 def captured_of(logs: Sequence[LoggedSteps]) -> Captured | None:

@@ -13,7 +13,7 @@ from paro_advise.errors import NoInputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paro_advise.advisor.facts.capture_log import Captured
+    from paro_advise.advisor.facts.capture_log import StepLogs
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
     from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
@@ -37,12 +37,12 @@ class RunInputs:
     Attributes:
         refs: the files that are not a capture's own step logs.
         read: their facts.
-        captured: from step logs, None without any.
+        step_logs: of a capture, or of several.
     """
 
     refs: tuple[SourceRef, ...]
     read: ReadInputs
-    captured: Captured | None
+    step_logs: StepLogs
 
 
 def read_inputs(
@@ -67,7 +67,7 @@ def read_inputs(
     Raises:
         InputError: nothing can be used.
     """
-    from paro_advise.advisor.facts.capture_log import captured_of
+    from paro_advise.advisor.facts.capture_log import StepLogs
     from paro_advise.advisor.facts.reading.all_inputs import read_all
     from paro_advise.advisor.facts.reading.cache import default_cache
     from paro_advise.advisor.facts.reading.choice import EngineChoice
@@ -107,14 +107,7 @@ def read_inputs(
     progress.say(f"read {sum(item.num_events for item in read.facts):,} events")
     notices = [Notice(code="Q301", severity=Severity.WARNING, message=problem) for problem in problems]
     read = replace(read, notices=(*read.notices, *notices))
-    captured = captured_of(logs)
-    if captured is not None and captured.hosts_ran_ahead:
-        message = "hosts ran ahead of their devices while steps were timed: how long one takes unprofiled is unknown"
-        ahead = Notice(
-            code="Q329", severity=Severity.WARNING, message=message, help="record it again with this release"
-        )
-        read = replace(read, notices=(*read.notices, ahead))
-    return RunInputs(refs=tuple(refs), read=read, captured=captured)
+    return RunInputs(refs=tuple(refs), read=read, step_logs=StepLogs(logs))
 
 
 def _read_sample(

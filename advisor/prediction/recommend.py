@@ -157,7 +157,7 @@ def recommendation(
         ),
         replay_error_pct=predictor.replay_error_pct(),
         asked_for=str(wanted or ""),
-        wanted=wanted.pick(scored, chooses, is_gpu=calibration.is_gpu) if wanted else None,
+        wanted=wanted.pick(scored, chooses, calibration) if wanted else None,
     )
     plan, chosen = decide(calibration, limits, field)
     if bias.count:

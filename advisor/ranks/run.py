@@ -54,6 +54,11 @@ class Run:
     left_out: tuple[str, ...] = ()
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """Return where its inputs lie."""
+        return tuple(item.facts.source.path for item in (*(item for _, item in self.timed), *self.untimed))
+
+    @property
     def steps(self) -> tuple[StepFacts, ...]:
         """Return the steps of all ranks."""
         return tuple(step for _, item in self.timed for step in item.steps)

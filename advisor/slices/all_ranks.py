@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from paro_advise.advisor.facts.capture_log import NO_LOGS, StepLogs
 from paro_advise.advisor.ranks.clocks.clock_alignment import align_as_logged
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
@@ -27,7 +28,6 @@ from paro_advise.errors import InputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.facts.model import RankFacts, StepFacts
     from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
@@ -71,7 +71,7 @@ def merge_ranks(
     step: int | None,
     max_bytes: int,
     compress: bool,
-    captured: Captured | None = None,
+    step_logs: StepLogs = NO_LOGS,
 ) -> Slice:
     """Cut one step of all ranks, on the clock of the lowest rank, 0 where the first rank begins it.
 
@@ -81,14 +81,14 @@ def merge_ranks(
         step: index of the step in the lowest rank's trace, None for the longest (mean over ranks).
         max_bytes: bound of the uncompressed result, shared evenly between ranks.
         compress: write gzip.
-        captured: what step logs beside the traces say, such as which ranks are on one machine.
+        step_logs: that lie beside the traces, and say such as which ranks are on one machine.
 
     Raises:
         InputError: no trace times a step.
         UsageError: there is no such step.
     """
     run = assemble_run([decode(item) for item in facts], keeps_all=True)
-    aligned = align_as_logged(run, captured)
+    aligned = align_as_logged(run, step_logs.of_run(run.paths, facts)[0])
     if aligned is None or not run.steps:
         raise InputError("a merged slice must be cut from traces with steps, got none")
     label = _label(run, step)

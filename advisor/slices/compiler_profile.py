@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paro_advise.advisor.facts.capture_log import NO_LOGS, StepLogs
 from paro_advise.advisor.ranks.clocks.clock_alignment import align_as_logged
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.facts.model import RankFacts
     from paro_advise.advisor.ranks.source import Source
     from paro_advise.advisor.slices.trace_events import TraceEvent
@@ -84,20 +84,20 @@ class _Kind:
 
 
 def profile_for_compiler(
-    facts: Sequence[RankFacts], refs: Mapping[str, SourceRef], captured: Captured | None = None
+    facts: Sequence[RankFacts], refs: Mapping[str, SourceRef], step_logs: StepLogs = NO_LOGS
 ) -> CompilerProfile:
     """Return the durations of a run's collectives and of one rank's operators.
 
     Args:
         facts: of all traces of a run.
         refs: where each trace lies, by the path in its facts.
-        captured: what step logs beside the traces say, such as which ranks are on one machine.
+        step_logs: that lie beside the traces, and say such as which ranks are on one machine.
 
     Raises:
         InputError: no trace times a step, none ran on a GPU, or nobody can tell how long ranks waited.
     """
     run = assemble_run([decode(item) for item in facts])
-    aligned = align_as_logged(run, captured)
+    aligned = align_as_logged(run, step_logs.of_run(run.paths, facts)[0])
     if aligned is None or not run.steps:
         raise InputError("a compiler's profile must come from traces with steps, got none")
     rank, source = run.timed[0]

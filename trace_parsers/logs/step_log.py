@@ -79,6 +79,7 @@ class LoggedSteps:
         inputs: shape and type of each tensor in the first call, such as "2x64 torch.int64".
         autocast: type of mixed precision, None without.
         num_broken: lines that could not be read.
+        folder: in which it lies, as people are shown it.
     """
 
     rank: int
@@ -96,6 +97,12 @@ class LoggedSteps:
     autocast: str | None
     rows: tuple[StepRow, ...]
     num_broken: int
+    folder: str = ""
+
+
+def folder_of(label: str) -> str:
+    """Return the folder, of a machine, an archive or a store, in which an input lies that is shown by a name."""
+    return label.replace("\\", "/").rpartition("/")[0]
 
 
 def is_capture_file(ref: SourceRef) -> bool:
@@ -148,6 +155,7 @@ def read_step_log(ref: SourceRef) -> LoggedSteps:
         autocast=header.autocast,
         rows=rows,
         num_broken=num_broken,
+        folder=folder_of(ref.label),
     )
 
 
@@ -204,9 +212,9 @@ def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[LoggedSteps, ...], 
     """Read all step logs among some files.
 
     Returns:
-        The logs by rank, and why others could not be read.
+        The logs by rank, those of several jobs too, and why others could not be read.
     """
-    logs: dict[int, LoggedSteps] = {}
+    logs = []
     problems = []
     for ref in refs:
         if not is_step_log(ref):
@@ -218,8 +226,8 @@ def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[LoggedSteps, ...], 
             continue
         if log.num_broken:
             problems.append(f"{ref.file_name}: {plural(log.num_broken, 'line')} could not be read")
-        logs[log.rank] = log
-    return tuple(logs[rank] for rank in sorted(logs)), tuple(problems)
+        logs.append(log)
+    return tuple(sorted(logs, key=lambda log: log.rank)), tuple(problems)
 
 
 def _is_possible(line: StepRecord) -> bool:

@@ -95,6 +95,20 @@ def refuse_remote(paths: Iterable[str], what: str) -> None:
         )
 
 
+def refuse_remote_folder(folder: str | None, what: str) -> None:
+    """Raise where a folder that processes of this machine read or write is an address.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if folder is not None and is_remote(folder):
+        raise UsageError(
+            f"{what} must be a folder of this machine, got an address",
+            where=shown_address(folder),
+            hint="copy the folder from or to the store by its own tools",
+        )
+
+
 def parse_address(text: str) -> Address:
     """Part an address into store and key.
 

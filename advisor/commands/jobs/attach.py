@@ -61,7 +61,9 @@ def command(
     """
     from paro_advise.runtime.attach.listener import SOCKETS_VARIABLE, Listener
     from paro_advise.runtime.attach.recording import AttachRequest, record
+    from paro_advise.trace_parsers.remote.objects import refuse_remote_folder
 
+    refuse_remote_folder(folder, "-o")
     request = AttachRequest(
         folder=Path(folder),
         seconds=seconds,

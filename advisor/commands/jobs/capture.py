@@ -58,7 +58,9 @@ def command(
     from paro_advise.advisor.commands.jobs.capture_folder import replacing_capture
     from paro_advise.runtime.capture.request import CaptureRequest
     from paro_advise.runtime.job import job_environment
+    from paro_advise.trace_parsers.remote.objects import refuse_remote_folder
 
+    refuse_remote_folder(folder, "-o")
     request = CaptureRequest.of(folder, steps, max_trace_mb, ranks)
     with replacing_capture(request.folder, force=force):
         code = run_job(job, job_environment(os.environ, request.to_environment()))

@@ -42,7 +42,9 @@ def command(*, folder: str, script: str | None, force: bool) -> int:
     from paro_advise.runtime.capture.request import CaptureRequest
     from paro_advise.runtime.job import PLAN_VARIABLE
     from paro_advise.runtime.lab import Lab, LabSpec
+    from paro_advise.trace_parsers.remote.objects import refuse_remote_folder
 
+    refuse_remote_folder(folder, "-o")
     root = Path(folder)
     if root.exists() and any(root.iterdir()) and not force:
         raise WouldOverwriteError("a demo needs a folder of its own, this one holds files", where=folder,

@@ -66,7 +66,9 @@ def command(
     from paro_advise.advisor.commands.jobs.capture_folder import replacing_capture
     from paro_advise.policies.plan import Verdict, check_runnable, kept_text, read_plan
     from paro_advise.runtime.capture.request import CaptureRequest
+    from paro_advise.trace_parsers.remote.objects import refuse_remote_folder
 
+    refuse_remote_folder(folder, "--capture")
     if job is not None:
         refuse_empty(job, "the folder of --job")
     if folder is None and (steps or force):

@@ -153,6 +153,9 @@ def _check(folder: str, record: str | None, apply_to: str | None) -> None:
         InputError: a folder is not what it should be.
         UsageError: options do not fit together.
     """
+    from paro_advise.trace_parsers.remote.objects import refuse_remote_folder
+
+    refuse_remote_folder(folder, "DIR")
     if not Path(folder).is_dir():
         raise InputError("watch must follow a folder that `capture` writes into", where=folder)
     if apply_to is not None and record is None:

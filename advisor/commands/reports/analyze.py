@@ -99,7 +99,7 @@ def command(
         skip_steps=skip_steps,
     )
     notices = [*read.notices, *(hta.notices if hta else ())]
-    analysis = _with_names(build_analysis(read.facts, notices, options, inputs.captured), shown)
+    analysis = _with_names(build_analysis(read.facts, notices, options, inputs.step_logs), shown)
     _refuse_mixed_sample(analysis)
     written = _write(analysis, read, hta, output=output, json_target=json_target, force=force)
     if targets.are_files:

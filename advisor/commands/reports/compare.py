@@ -15,11 +15,12 @@ from paro_advise.core.secrets import masked_command
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.analysis.model import Analysis, Options
     from paro_advise.advisor.comparison.acceptance import Thresholds
     from paro_advise.advisor.comparison.model import Comparison
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
     from paro_advise.advisor.facts.reading.choice import EngineChoice
+    from paro_advise.policies.plan import Plan
 
 
 @click.command("compare", short_help="Compare two runs: before and after, with ranges.")
@@ -77,7 +78,6 @@ def command(
       paro-advise compare main/ branch/ --junit result.xml
     """
     from paro_advise.advisor.analysis.load import load_analysis
-    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.output import Targets
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.comparison.compare import Terms, compare
@@ -95,8 +95,8 @@ def command(
     )
     plan = read_plan(plan_file) if plan_file else None
     progress = Progress(quiet=quiet)
-    options = Options(gpus_per_node=gpus_per_node or (plan.preconditions.gpus_per_node if plan else None))
-    sides = [load_analysis([path], options, progress, engine=engine) for path in (before, after)]
+    made_by = [(path, _options(path, gpus_per_node, plan)) for path in (before, after)]
+    sides = [load_analysis([path], options, progress, engine=engine) for path, options in made_by]
     comparison = compare(sides[0][0], sides[1][0], plan, terms)
     _write(comparison, sides, output, json_target, markdown, notebook, junit, force=force)
     if targets.are_files:
@@ -111,10 +111,19 @@ def command(
     kept = next((target for target in (output, json_target) if target and target != "-"), None)
     if comparison.predicted_vs_measured and kept:
         words = masked_command([after, "--learn-from", kept])
-        progress.say(f"next: paro-advise recommend {words} -o plan.json")
+        progress.say(f"next: paro-advise recommend {words} -o next.json")
     elif not written:
         progress.say(f"next: paro-advise compare {masked_command([before, after])} -o comparison.html")
     return 0 if comparison.passed else REGRESSION
+
+
+def _options(path: str, gpus_per_node: int | None, plan: Plan | None) -> Options:
+    """Return how a run is analysed: its nodes are those of the plan, unless it has been analysed already."""
+    from paro_advise.advisor.analysis.load import is_analysis
+    from paro_advise.advisor.analysis.model import Options
+
+    planned = plan.preconditions.gpus_per_node if plan and not is_analysis(path) else None
+    return Options(gpus_per_node=gpus_per_node or planned)
 
 
 def _thresholds(path: str | None, min_gain: float | None) -> Thresholds:

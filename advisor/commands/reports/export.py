@@ -126,7 +126,7 @@ def _profile(paths: tuple[str, ...], progress: Progress, engine: EngineChoice) -
     from paro_advise.advisor.wording.escaping import plain
 
     inputs = read_inputs(list(paths), progress, engine=engine)
-    profile = profile_for_compiler(inputs.read.facts, {ref.label: ref for ref in inputs.refs}, inputs.captured)
+    profile = profile_for_compiler(inputs.read.facts, {ref.label: ref for ref in inputs.refs}, inputs.step_logs)
     for note in dict.fromkeys((*(notice.message for notice in inputs.read.notices), *profile.notes)):
         click.echo(f"note: {plain(note)}", err=True)
     click.echo(

@@ -14,7 +14,7 @@ from paro_advise.core.plural import plural
 from paro_advise.core.required_name import refuse_empty
 from paro_advise.errors import ForeignDataError, NoInputError, WouldOverwriteError
 from paro_advise.trace_parsers.discover import files_below
-from paro_advise.trace_parsers.remote.objects import is_remote
+from paro_advise.trace_parsers.remote.objects import is_remote, refuse_remote_folder
 
 if TYPE_CHECKING:
     from paro_advise.advisor.rendering.index_page import Entry
@@ -40,6 +40,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     from paro_advise.advisor.wording.escaping import plain
 
     refuse_empty(folder, "a folder")
+    refuse_remote_folder(folder, "DIR")
     root = Path(folder)
     target = str(root / "index.html") if output is None else output
     targets = Targets.checked(target, force=force)

@@ -91,7 +91,7 @@ def _of_folder(folder: str, rank: int | None, bounds: _Bounds) -> Slice:
     refs = {ref.label: ref for ref in inputs.refs}
     timed = {facts.header.rank: facts for facts in inputs.read.facts if facts.steps and facts.header.rank is not None}
     if rank is None and len(timed) != 1:
-        return merge_ranks(inputs.read.facts, refs, **bounds, captured=inputs.captured)
+        return merge_ranks(inputs.read.facts, refs, **bounds, step_logs=inputs.step_logs)
     if rank is None:
         rank = next(iter(timed))
     if rank not in timed:

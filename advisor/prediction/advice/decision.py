@@ -137,10 +137,10 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Rank
         if best
         else _nothing_fits(field.scored, [choices[id(item)] for item in field.scored])
     )
+    surer = _surer(field, chosen, choices) if verdict == Verdict.MEASURE_FIRST and not caveat else None
     if best and abs(field.replay_error_pct) <= HOPELESS_PCT:
-        text += _beside(verdict, base_choice, best, [choices[id(item)] for item in field.eligible])
-    if verdict == Verdict.MEASURE_FIRST and not caveat and abs(field.replay_error_pct) <= GATE_PCT:
-        text += _surer(field, chosen, choices)
+        text += _beside(verdict, base_choice, best, [choices[id(item)] for item in field.eligible], surer)
+    text += _surer_text(surer, best)
     if verdict == Verdict.CHANGE and chosen is not None:
         text += needed_of_script(calibration, baseline, chosen)
     if calibration.framework == Framework.UNKNOWN and verdict == Verdict.CHANGE:
@@ -369,8 +369,10 @@ def _text(
             )
 
 
-def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequence[Choice]) -> str:
-    """Say why the fastest by its median is not the one that was chosen; "" where it is."""
+def _beside(
+    verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequence[Choice], surer: Choice | None
+) -> str:
+    """Say why the fastest by its median is not the one that was chosen; "" where it is, or is the surer one."""
     if verdict == Verdict.KEEP:
         others = [choice for choice in eligible if not same_way(baseline, choice)]
         quickest = max(others, key=lambda choice: choice.predicted.speedup.p50, default=baseline)
@@ -382,7 +384,7 @@ def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequen
             f"times within {EQUAL_SHARE:.0%} of each other count as equal, and the least memory decides."
         )
     quickest = max(eligible, key=lambda choice: choice.predicted.speedup.p50)
-    if quickest.predicted.speedup.p50 < NAMED_RATIO * chosen.predicted.speedup.p50:
+    if quickest is surer or quickest.predicted.speedup.p50 < NAMED_RATIO * chosen.predicted.speedup.p50:
         return ""
     return (
         f" {choice_name(quickest)} is predicted {quickest.predicted.speedup.p50:.2f}x, which is no difference beyond "
@@ -390,17 +392,21 @@ def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequen
     )
 
 
-def _surer(field: RankedCandidates, chosen: Scored | None, choices: Mapping[int, Choice]) -> str:
-    """Name the fastest of those whose gain is as sure as a change needs it, beside the chosen one; "" for none."""
+def _surer(field: RankedCandidates, chosen: Scored | None, choices: Mapping[int, Choice]) -> Choice | None:
+    """Return the fastest of those whose gain is as sure as a change needs it, beside the chosen one; None for none."""
     others = [item for item in field.eligible if item is not chosen]
     worth = [item for item in others if median_us(field.baseline) >= GAIN_RATIO * median_us(item)]
     sure = [item for item in worth if _gain(field.baseline, item) >= GAIN_PROBABILITY]
-    if not sure or field.baseline.reason:
+    if not sure or field.baseline.reason or abs(field.replay_error_pct) > GATE_PCT:
+        return None
+    return choices[id(min(sure, key=median_us))]
+
+
+def _surer_text(surer: Choice | None, best: Choice | None) -> str:
+    if surer is None:
         return ""
-    first = min(sure, key=median_us)
-    is_less = chosen is None or median_us(first) > median_us(chosen)
-    found = choices[id(first)]
-    return f" Surer, {'and less' if is_less else 'for more memory'}: {choice_name(found)}, {_ahead(found)}."
+    is_less = best is None or surer.predicted.step_time_us.p50 > best.predicted.step_time_us.p50
+    return f" Surer, {'and less' if is_less else 'for more memory'}: {choice_name(surer)}, {_ahead(surer)}."
 
 
 def _ahead(chosen: Choice) -> str:
