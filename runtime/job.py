@@ -15,7 +15,7 @@ INJECTED = Path(__file__).resolve().parent / "launch" / "inject"
 PLAN_VARIABLE = "PARO_PLAN"
 JOB_VARIABLE = "PARO_JOB"
 DRIFT_VARIABLE = "PARO_ALLOW_DRIFT"
-# A file that every rank touches once its model runs under the plan.
+# A file that every rank makes once its model runs under the plan; one that refuses it writes its exit code there.
 APPLIED_VARIABLE = "PARO_APPLIED"
 # Files in a job's folder: what runs, its plan, the new plan, what became of it.
 STATE, CURRENT, REQUEST, ANSWER = "job.json", "in-force.plan.json", "switch.json", "switched.json"
@@ -23,12 +23,21 @@ STATE, CURRENT, REQUEST, ANSWER = "job.json", "in-force.plan.json", "switch.json
 
 def mark_applied() -> None:
     """Tell ``paro-advise run`` on this node that the plan is in force."""
+    _mark("")
+
+
+def mark_refused(exit_code: int) -> None:
+    """Tell ``paro-advise run`` on this node why a rank ends, which launchers make another exit code of."""
+    _mark(str(exit_code))
+
+
+def _mark(text: str) -> None:
     marker, plan = (os.environ.get(name) for name in (APPLIED_VARIABLE, PLAN_VARIABLE))
     if marker is None:
         return
     for path in (Path(marker), *([marker_beside(Path(plan), Path(marker))] if plan else [])):
         with contextlib.suppress(OSError):
-            path.touch()
+            path.write_text(text, encoding="ascii")
             return
 
 

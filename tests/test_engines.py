@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,19 +63,52 @@ def ray_here():
 
 def _start(ray):
     """Start Ray's processes, for which it waits 30 s and no longer, whatever else the machine has to do."""
+    others = children()
     try:
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     except Exception as error:
         if "timed out during startup" not in str(error) or os.getloadavg()[0] < BUSY * (os.cpu_count() or 1):
             raise
-        ray.shutdown()
-        for children in Path("/proc/self/task").glob("*/children"):
-            for child in children.read_text().split():
-                os.kill(int(child), signal.SIGKILL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # of its processes, which it does not wait for
-            gc.collect()
-        pytest.skip(f"Ray does not start in its own 30 s on a machine with {os.getloadavg()[0]:.0f} busy processes")
+    else:
+        return
+    # Out of the handler, whose traceback holds Ray's processes.
+    ray.shutdown()
+    end(children() - others)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of its processes, which it does not wait for
+        gc.collect()
+    pytest.skip(f"Ray does not start in its own 30 s on a machine with {os.getloadavg()[0]:.0f} busy processes")
+
+
+def children():
+    """The processes that this one has started: what other tests of this worker share is among them."""
+    return {int(child) for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()}
+
+
+def end(processes):
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+
+
+def test_a_start_of_ray_that_fails_ends_nothing_but_what_it_has_started(monkeypatch):
+    class Unstarted:
+        def init(self, **_):
+            self.own = subprocess.Popen(["sleep", "600"])
+            raise RuntimeError("Ray timed out during startup")
+
+        def shutdown(self):
+            pass
+
+    other, ray = subprocess.Popen(["sleep", "600"]), Unstarted()
+    try:
+        monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0.0, 0.0))
+        with pytest.raises(pytest.skip.Exception):
+            _start(ray)
+        assert ray.own.wait(60) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 @pytest.fixture

@@ -39,10 +39,16 @@ def test_show_reads_plans_and_hangs_back(traces, tmp_path, capsys):
 
 
 def test_what_paro_advise_wrote_itself_is_no_recording_and_neither_is_nothing(traces, tmp_path, capsys):
-    plan, empty = tmp_path / "plan.json", tmp_path / "rank0.json"
-    assert run(["recommend", str(traces), "-o", str(plan), "-q"]) == 0
+    plan, page, described, empty = (tmp_path / name for name in ("plan.json", "plan.html", "run.toml", "rank0.json"))
+    assert run(["recommend", str(traces), "-o", str(plan), "--html", str(page), "-q"]) == 0
     empty.write_bytes(b"")
-    for path, text in ((plan, "this one is a plan of paro-advise"), (empty, "this file is empty")):
+    described.write_text('[model]\nparameters = "7e9"\n')
+    for path, text in (
+        (plan, "this one is a plan of paro-advise"),
+        (page, "this one is a report of paro-advise"),
+        (described, "`recommend` takes a description"),
+        (empty, "this file is empty"),
+    ):
         capsys.readouterr()
         assert run(["analyze", str(path)]) == 3
         assert text in capsys.readouterr().err

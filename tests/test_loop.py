@@ -147,7 +147,7 @@ def test_deepspeed_runs_its_own_strategies_by_its_own_settings(fsdp2, tmp_path):
 
 def test_a_plan_for_another_job_stops_every_rank_before_the_first_step(fsdp2):
     done = paro("run", "--plan", fsdp2 / "plan.json", job=torchrun(SCRIPTS / "train_fsdp2.py", "--width", 32))
-    assert done.returncode != 0
+    assert done.returncode == 4  # which torchrun makes a 1 of
     assert "step 0" not in done.stdout
     assert "E521" in done.stderr
     assert "parameter_count" in done.stderr

@@ -126,7 +126,7 @@ def test_the_bandwidth_that_is_named_for_a_target_meets_it():
     quick = replace(links, inter_gbps=links.inter_gbps * factor, pod_gbps=links.pod_gbps * factor)
     step = float(step_us(calibration, baseline_candidate(calibration), quick))
     assert (step - calibration.compute_us) / step == pytest.approx(0.18, abs=0.002)
-    assert less.text.startswith("GGG native: by no inter-node bandwidth")  # links inside nodes bound it, too
+    assert less.text.startswith("GGG native: not by inter-node bandwidth alone, ")  # links inside nodes bound it, too
 
 
 def test_efficiency_names_the_largest_cluster_that_keeps_it():

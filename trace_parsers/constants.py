@@ -16,6 +16,7 @@ MAX_GROUP_SIZE = 1 << 24  # ranks; no larger group is believed; assumed
 MAX_GROUPS = 1 << 16  # groups; most process groups, communicators or hosts of one input; assumed
 MAX_WORLD_SIZE = 1 << 20  # ranks; most whose absence is listed one by one, or whose ranks are read; assumed
 
+OWN_TITLE = b"<title>paro-advise: "  # in the head of a report page
 HEAD_BYTES = 64 * 1024  # bytes; what an input is recognised by; assumed
 MAX_TEXT_BYTES = 4 << 30  # bytes; most that a log or dump may hold; assumed
 MAX_FILES = 20_000  # files; most that one analysis takes; assumed

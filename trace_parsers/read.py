@@ -11,7 +11,7 @@ from paro_advise.trace_parsers import nsys
 from paro_advise.trace_parsers.bytes.archive import is_archive
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.readable import Readable
-from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES, OWN_TRACE
+from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES, OWN_TITLE, OWN_TRACE
 from paro_advise.trace_parsers.dumps import flight_recorder, ras_report, stacks
 from paro_advise.trace_parsers.dumps.watchdog_lines import read_watchdog
 from paro_advise.trace_parsers.kineto.reader import read_kineto
@@ -71,6 +71,10 @@ def read_source(ref: SourceRef) -> ParsedSource:
             where=ref.label,
             hint="export it with: nsys export --type sqlite report.nsys-rep",
         )
+    if ref.file_name.lower().endswith(".toml"):
+        raise UnknownFormatError(
+            "an input must be a recording, this one is TOML", where=ref.label, hint="`recommend` takes a description"
+        )
     found = _recognise(head)
     if found is not None:
         try:
@@ -97,7 +101,7 @@ def read_source(ref: SourceRef) -> ParsedSource:
         raise UnknownFormatError(
             "an input must hold something, this file is empty", where=ref.label, hint="copy it again, or leave it out"
         )
-    if document := _own_document(ref, head):
+    if document := "report" if OWN_TITLE in head else _own_document(ref, head):
         article = "an" if document[0] in "aeiou" else "a"
         raise UnknownFormatError(
             f"an input must be a recording, this one is {article} {document} of paro-advise",

@@ -9,6 +9,7 @@ from paro_advise.core.documents import document_bytes
 from paro_advise.errors import InputError, UsageError
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.bytes.local_copy import local_copy
+from paro_advise.trace_parsers.constants import OWN_TITLE
 from paro_advise.trace_parsers.remote.objects import RemoteObject, is_remote, shown_address
 from paro_advise.trace_parsers.remote.store import read_head
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.facts.reading.choice import EngineChoice
 
 _HEAD_BYTES = 1 << 16  # the format's name or a key of its own stands in the first 64 KiB, a page's title as well
-_TITLE = b"<title>paro-advise: "
 
 
 def load_analysis(
@@ -76,7 +76,7 @@ def is_analysis(path: str) -> bool:
                 head = file.read(_HEAD_BYTES)
         except OSError as error:
             raise InputError(f"an input must be a readable file: {error.strerror or error}", where=path) from error
-    if _TITLE in head:  # of a page, whose data stand behind its styles and tables
+    if OWN_TITLE in head:  # of a page, whose data stand behind its styles and tables
         head = document_of(path)[:_HEAD_BYTES]
     return FORMAT.name.encode() in head or b'"breakdown_us"' in head
 

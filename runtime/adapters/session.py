@@ -31,7 +31,7 @@ from paro_advise.runtime.adapters.planned.planned_model import PlannedModel, are
 from paro_advise.runtime.adapters.planned.script_collectives import ScriptCollectives
 from paro_advise.runtime.adapters.planned.switchboard import Switchboard
 from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, outermost_units, plain_name
-from paro_advise.runtime.job import mark_applied
+from paro_advise.runtime.job import mark_applied, mark_refused
 from paro_advise.runtime.messages import tell, write_lines
 from paro_advise.runtime.sharding.checks import untested_torch
 from paro_advise.runtime.sharding.module import engine_of
@@ -301,8 +301,8 @@ class Session:
     def refuse(self, error: ParoAdviseError) -> NoReturn:
         """End the job on this rank with a reason and no traceback."""
         rank = dist.get_rank() if dist.is_initialized() else 0
-        lines = [f"paro-advise: rank {rank}: the plan cannot be applied", *error.lines()]
-        write_lines(*lines)
+        write_lines(f"paro-advise: rank {rank}: the plan cannot be applied", *error.lines())
+        mark_refused(error.exit_code)
         sys.exit(error.exit_code)
 
     def _shard_unless_alone(self, module: nn.Module, wrapping: Wrapping) -> None:

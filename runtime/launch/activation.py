@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import ParoAdviseError
-from paro_advise.runtime.job import JOB_VARIABLE, PLAN_VARIABLE
+from paro_advise.runtime.job import JOB_VARIABLE, PLAN_VARIABLE, mark_refused
 from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def activate() -> None:
 
             redirect(plan, os.environ.get(JOB_VARIABLE))
         except ParoAdviseError as error:
+            mark_refused(error.exit_code)
             sys.exit("\n".join(error.lines()))
     try:
         request = CaptureRequest.from_environment()

@@ -10,6 +10,7 @@ import torch
 
 from paro_advise.errors import ParoAdviseError, SwitchError, UsageError
 from paro_advise.policies.strategy import Level
+from paro_advise.policies.strategy_name import grouped_triple
 from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes
 from paro_advise.runtime.sharding.agreement import agree
 from paro_advise.runtime.sharding.module import engine_of, mark, unmark
@@ -32,7 +33,7 @@ class SwitchReport:
     """What a switch cost on this rank.
 
     Attributes:
-        before, after: strategies and group sizes, such as "IIG groups of 8".
+        before, after: strategies and group sizes, such as "IIG in groups of 8".
         seconds: wall time.
         peak_bytes: the most memory in use during the switch: of the process on CPU (None where the
             system does not tell), allocated by PyTorch on a GPU.
@@ -134,7 +135,7 @@ def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
 
 
 def _describe(engine: Engine) -> str:
-    return f"{engine.strategy} groups of {engine.grid.group_size}"
+    return grouped_triple(str(engine.strategy), engine.grid.group_size if engine.strategy.uses_groups else None)
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -277,7 +277,7 @@ def _small_messages(analysis: Analysis) -> FindingEntry:
                 code,
                 APPLIES,
                 f"{name} communication is {plural(round(entry.count), 'short message')} a step, which latency rules: "
-                "fewer ranks a group or none of it shorten it, larger buckets do not",
+                "smaller groups or doing without would shorten it, larger buckets would not",
                 entry.exposed_us,
             )
         fewer = {

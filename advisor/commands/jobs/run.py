@@ -117,7 +117,10 @@ def _refuse_pipe(plan_file: str) -> None:
 
 
 def _run_marked(job: Sequence[str], changes: Mapping[str, str]) -> tuple[int, bool]:
-    """Run a job with such variables; return its exit code, and whether a rank said that its plan is applied."""
+    """Run a job with such variables; return its exit code, and whether a rank said that its plan is applied.
+
+    Where a rank of this node has refused the plan, it is that refusal's code, whatever the launcher made of it.
+    """
     from paro_advise.advisor.commands.child_process import run_job
 
     with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder:
@@ -125,7 +128,9 @@ def _run_marked(job: Sequence[str], changes: Mapping[str, str]) -> tuple[int, bo
         beside = marker_beside(Path(changes[PLAN_VARIABLE]), marker)
         try:
             code = run_job(job, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
-            return code, marker.exists() or beside.exists()
+            found = [path.read_text(encoding="ascii") for path in (marker, beside) if path.exists()]
+            refusals = [int(text) for text in found if text]
+            return refusals[0] if code and refusals else code, bool(found)
         finally:
             with suppress(OSError):
                 beside.unlink()

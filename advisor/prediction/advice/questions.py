@@ -306,7 +306,7 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
         now = f"{exposed(1.0):.0%} at today's {value:.3g} GB/s"
         if exposed(high) > share:
             left = exposed(high)
-            parts.append(f"{candidate.name}: by no inter-node bandwidth, {left:.0%} remain; {now}")
+            parts.append(f"{candidate.name}: not by inter-node bandwidth alone, {left:.0%} would remain; {now}")
             continue
         if exposed(low) <= share:
             parts.append(f"{candidate.name}: at any from {value * low:.3g} GB/s on, as far as was looked; {now}")
