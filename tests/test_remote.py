@@ -152,6 +152,7 @@ def test_what_needs_files_says_so(arguments, capsys):
 class _Web(BaseHTTPRequestHandler):
     """A web server with one trace, which fails as it is told before it serves."""
 
+    name = "rank0.json.gz"
     body = b""
     refusals = 0  # answers of 503 before the first good one
     cut_at: int | None = None  # bytes after which the first good answer breaks off
@@ -177,7 +178,7 @@ class _Web(BaseHTTPRequestHandler):
             self.send_response(403)
             self.end_headers()
             return
-        if kind.status != 200 or self.path != f"/rank0.json.gz{kind.query}":
+        if kind.status != 200 or self.path != f"/{kind.name}{kind.query}":
             self.send_response(kind.status if kind.status != 200 else 404)
             self.end_headers()
             return
@@ -216,7 +217,7 @@ def web(**behaviour):
     thread = threading.Thread(target=served.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{served.server_port}/rank0.json.gz"
+        yield f"http://127.0.0.1:{served.server_port}/{kind.name}"
     finally:
         served.shutdown()
         served.server_close()
@@ -400,3 +401,17 @@ def test_a_job_writes_into_no_store(words, tmp_path, monkeypatch, capsys):
     assert run(list(words)) == 2
     assert "must be a folder of this machine, got an address" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_analysis_on_a_web_server_that_gives_whole_files_only_is_taken_as_one(tmp_path, capsys):
+    """As Python's own `http.server` does: it answers a request for a range with the whole file."""
+    found = said(capsys, "analyze", str(RUN), "--json", "-", "-q").out
+    (tmp_path / "run.json").write_text(found)
+    here = said(capsys, "recommend", str(tmp_path / "run.json"), "-o", "-", "-q").out
+    with web(name="run.json", body=found.encode()) as address:
+        there = said(capsys, "recommend", address, "-o", "-", "-q").out
+    kept = [
+        {key: value for key, value in json.loads(text).items() if key not in ("origin", "plan_id")}
+        for text in (here, there)
+    ]
+    assert kept[0] == kept[1]
