@@ -38,6 +38,13 @@ def test_show_reads_plans_and_hangs_back(traces, tmp_path, capsys):
     assert "paro-advise/hang file is not complete" in capsys.readouterr().err
 
 
+def test_show_says_what_it_prints_where_it_is_given_something_else(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    assert run(["show", str(script)]) == 3
+    assert "must be an analysis, a plan, a comparison or a hang that paro-advise wrote" in capsys.readouterr().err
+
+
 def test_what_paro_advise_wrote_itself_is_no_recording_and_neither_is_nothing(traces, tmp_path, capsys):
     plan, page, described, empty = (tmp_path / name for name in ("plan.json", "plan.html", "run.toml", "rank0.json"))
     assert run(["recommend", str(traces), "-o", str(plan), "--html", str(page), "-q"]) == 0

@@ -122,7 +122,7 @@ def _hint_of_nothing(path: Path) -> str:
     hidden = next((item for item in path.rglob("*") if item.is_file() and _is_hidden(item, path)), None)
     if hidden is not None:
         return f"files under names that begin with a dot are left out; pass them: {hidden.parent}"
-    return "pass trace files, folders that hold them, or quoted globs"
+    return "pass files, folders that hold them, or quoted globs"
 
 
 def _refs_of_file(path: Path, *, skips: bool) -> dict[str, SourceRef]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from paro_advise.core.required_name import refuse_empty
+from paro_advise.errors import ForeignDataError
 
 
 @click.command("show", short_help="Print what a report or a paro-advise JSON file holds.")
@@ -48,7 +49,13 @@ def _read(data: bytes, path: str) -> tuple[object, str]:
     from paro_advise.policies.plan import FORMAT as PLAN
     from paro_advise.policies.plan import plan_from_json
 
-    match format_name(data):
+    name = format_name(data)
+    if not name and not data.lstrip().startswith(b"{"):
+        raise ForeignDataError(
+            "the file must be an analysis, a plan, a comparison or a hang that paro-advise wrote, it is none",
+            where=path,
+        )
+    match name:
         case COMPARISON.name:
             comparison = comparison_from_json(data, path)
             return comparison, comparison_text(comparison)
