@@ -388,8 +388,8 @@ def check_runnable(plan: Plan) -> None:
     if plan.verdict == Verdict.KEEP or not chosen.variant:
         return
     has_it = chosen.exact_frameworks
-    own = plan.origin.framework if plan.origin else ""
-    name = own if own in has_it else has_it[0] if has_it else "FRAMEWORK"
+    own = plan.origin.framework.lower() if plan.origin else ""
+    name = next((name for name in has_it if own.startswith(name)), has_it[0] if has_it else "FRAMEWORK")
     raise UsageError(
         f"a plan must be one of the runtime's own strategies to run, got {chosen.triple}, {chosen.variant.label}",
         where=f"plan {plan.plan_id}",

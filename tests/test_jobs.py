@@ -243,13 +243,43 @@ def test_step_logs_of_a_job_that_is_left_out_are_not_anothers(captures, tmp_path
         assert step_us == ({2: 1e5, 4: 2e5}[num_steps] if is_told else None)
 
 
+def moved_logs(captures, name, to):
+    to.mkdir(parents=True)
+    for path in (captures / name).glob("steps.*"):
+        path.rename(to / path.name)
+    return to
+
+
 def test_step_logs_apart_from_traces_are_used_where_they_are_of_one_job(captures, tmp_path, capsys):
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    for path in (captures / "a").glob("steps.*"):
-        path.rename(moved / path.name)
+    moved = moved_logs(captures, "a", tmp_path / "moved")
     assert unprofiled_step_us(captures / "a", moved, beside=tmp_path) == (2, 1e5)
-    shutil.copytree(moved, tmp_path / "other")
-    assert unprofiled_step_us(captures / "a", moved, tmp_path / "other", beside=tmp_path) == (2, None)
-    run(["analyze", *(str(path) for path in (captures / "a", moved, tmp_path / "other"))])
-    assert "step logs of several jobs lie among the inputs" in capsys.readouterr().err
+    shutil.copytree(moved, tmp_path / "copied")
+    assert unprofiled_step_us(captures / "a", moved, tmp_path / "copied", beside=tmp_path) == (2, 1e5)
+    other = moved_logs(captures, "b", tmp_path / "other")
+    assert unprofiled_step_us(captures / "a", moved, other, beside=tmp_path) == (2, None)
+    run(["analyze", *(str(path) for path in (captures / "a", moved, other))])
+    assert "ranks 0-1 have several step logs, none beside their traces" in capsys.readouterr().err
+
+
+def num_logs(*paths, beside):
+    target = beside / "found.json"
+    assert run(["analyze", *map(str, paths), "--json", str(target), "--force", "-q"]) == 0
+    return json.loads(target.read_text())["captured"]["num_ranks"]
+
+
+def test_logs_of_ranks_without_a_trace_beside_them_count_with_those_that_have_one(captures, tmp_path, monkeypatch):
+    """A node whose ranks wrote step logs only; logs in a folder of their own; both ways to name one folder."""
+    folder = captures / "a"
+    nodes = tmp_path / "nodes"
+    for rank in range(2):
+        (nodes / f"n{rank}").mkdir(parents=True)
+        shutil.copy(folder / f"steps.rank{rank}.jsonl", nodes / f"n{rank}")
+    shutil.copy(folder / "rank0.json", nodes / "n0")
+    assert num_logs(nodes, beside=tmp_path) == 2
+    shutil.copy(folder / "rank1.json", nodes / "n1")
+    (nodes / "n1" / "logs").mkdir()
+    (nodes / "n1" / "steps.rank1.jsonl").rename(nodes / "n1" / "logs" / "steps.rank1.jsonl")
+    assert num_logs(nodes, beside=tmp_path) == 2
+    monkeypatch.chdir(folder)
+    both = ["./rank0.json", "rank1.json", "steps.rank0.jsonl", str(folder / "steps.rank1.jsonl")]
+    assert num_logs(*both, beside=tmp_path) == 2

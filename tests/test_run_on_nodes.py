@@ -9,6 +9,11 @@ import sys
 
 import pytest
 from loop import SCRIPTS, paro, plan_for, torchrun
+from test_recommend import calibration
+
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.core.documents import to_json
 
 SCRIPT = SCRIPTS / "train_fsdp2.py"
 DRIFT = ("--allow-drift", "gpus_per_node")
@@ -97,3 +102,31 @@ def test_a_plan_from_a_pipe_is_refused_before_the_job_starts(tmp_path):
     assert done.returncode == 2
     assert "--plan must be a file that every rank can read" in done.stderr
     assert "started" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        ("mark_refused(4)", 4),  # behind a launcher that ends well whatever its ranks do
+        ("mark_refused(4); sys.exit(1)", 4),  # as torchrun
+        ("mark_refused(4); mark_applied(); sys.exit(1)", 4),  # one rank each
+        ("mark_applied(); mark_refused(1)", 1),
+        ("mark_applied(); sys.exit(7)", 7),
+        ("mark_applied()", 0),
+        ("mark_refused(4); os.kill(os.getpid(), signal.SIGINT)", 130),
+        (
+            "os.environ['PARO_APPLIED'] = '/nowhere' + os.environ['PARO_APPLIED']; mark_refused(4); sys.exit(1)",
+            4,
+        ),  # in a container
+        ("pass", 4),  # nobody has applied it
+    ],
+)
+def test_a_refused_plan_ends_run_with_the_refusals_code(job, code, tmp_path):
+    plan = tmp_path / "plan.json"
+    made = recommend(calibration(), Limits())
+    assert made.verdict == "change"
+    plan.write_bytes(to_json(made))
+    script = f"import os, signal, sys; from paro_advise.runtime.job import mark_applied, mark_refused; {job}"
+    done = paro("run", "--plan", plan, job=[sys.executable, "-c", script])
+    assert done.returncode == code, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

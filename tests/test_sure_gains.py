@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from test_recommend import calibration
 
 from paro_advise.advisor.prediction.advice.decision import RankedCandidates, decide
 from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
+from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, score
+from paro_advise.core.framework import Framework
+from paro_advise.errors import UsageError
+from paro_advise.policies.plan import Verdict, check_runnable
 
 
 def decided(times):
@@ -42,3 +49,11 @@ def test_a_surer_gain_that_is_the_larger_one_is_not_called_less():
     assert plan.chosen.triple == "III"
     assert " Surer, for more memory: NNN (" in plan.text
     assert plan.text.count("NNN (") == 1  # not once more, as what is no different beyond noise
+
+
+def test_the_refusal_to_run_a_frameworks_own_way_names_the_framework_that_ran():
+    made = recommend(calibration(framework=Framework.FSDP2, is_gpu=True), Limits())
+    own = next(choice for choice in made.candidates if choice.variant and "fsdp2" in choice.exact_frameworks)
+    with pytest.raises(UsageError, match="must be one of the runtime's own strategies") as refused:
+        check_runnable(replace(made, chosen=own, verdict=Verdict.CHANGE))
+    assert "--export fsdp2=FILE" in refused.value.hint

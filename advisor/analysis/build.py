@@ -62,7 +62,7 @@ def build_analysis(
     """
     sources, stack_notices = join_stacks([decode(item) for item in facts])
     run = assemble_run(sources, options.skip_steps)
-    captured, log_notices = step_logs.of_run(run.paths, facts)
+    captured, log_notices = step_logs.of_run(run.places, facts)
     topology = find_topology(run, options.gpus_per_node, captured.local_world_size if captured else None)
     aligned = align_clocks(run, topology, captured.machines if captured else ())
     links, num_impossible = find_links(aligned, run, fabric := fabric_of(run, topology))

@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.constants import MAX_CAPTURED_STEPS, RUN_AHEAD_RATIO, WARM_UP_STEPS
+from paro_advise.advisor.wording.quantities import number_ranges
 from paro_advise.trace_parsers.logs.step_log import folder_of
 from paro_advise.trace_parsers.notice import Notice, Severity
 
@@ -85,37 +86,55 @@ class Captured:
     machines: tuple[tuple[int, ...], ...] = ()
 
 
+_RAN_AHEAD = Notice(
+    code="Q329",
+    severity=Severity.WARNING,
+    message="hosts ran ahead of their devices while steps were timed: how long one takes unprofiled is unknown",
+    help="record it again with this release",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StepLogs:
     """The step logs among the inputs, which may be of several jobs."""
 
     logs: tuple[LoggedSteps, ...] = ()
 
-    def of_run(self, paths: Iterable[str], facts: Sequence[RankFacts]) -> tuple[Captured | None, tuple[Notice, ...]]:
+    def of_run(
+        self, places: Iterable[tuple[int, str]], facts: Sequence[RankFacts]
+    ) -> tuple[Captured | None, tuple[Notice, ...]]:
         """Return what the logs of one run say, None where none is its own, and what to tell of them.
 
-        A run's logs lie beside its traces. Where none lies there, traces and logs have been parted: then its own are
-        those that do not lie beside the traces of another run, if they are of one job.
+        A rank's log lies beside its trace, else beside that of another rank of the run, else where no other run lies:
+        ranks without a trace, or logs that were parted from them.
 
         Args:
-            paths: of the run's inputs.
+            places: ranks and paths of the run's traces.
             facts: of all inputs.
         """
-        folders = {folder_of(path) for path in paths}
+        own = {rank: folder_of(path) for rank, path in places}
+        folders = set(own.values())
         others = {folder_of(item.source.path) for item in facts} - folders
-        beside = [log for log in self.logs if log.folder in folders]
-        found = beside or [log for log in self.logs if log.folder not in others]
-        if len({log.rank for log in found}) < len(found):
-            message = "step logs of several jobs lie among the inputs, and none beside traces says which: none is used"
-            return None, (
-                Notice(code="Q301", severity=Severity.WARNING, message=message, help="pass one job's folder"),
+        worlds = {log.world_size for log in self.logs if log.folder in folders}
+        found, unclear = [], []
+        for rank in sorted({log.rank for log in self.logs}):
+            mine = [log for log in self.logs if log.rank == rank]
+            nearest = (
+                [log for log in mine if log.folder == own.get(rank)]
+                or [log for log in mine if log.folder in folders]
+                or [log for log in mine if log.folder not in others and (not worlds or log.world_size in worlds)]
             )
-        captured = captured_of(found)
-        if captured is None or not captured.hosts_ran_ahead:
-            return captured, ()
-        message = "hosts ran ahead of their devices while steps were timed: how long one takes unprofiled is unknown"
-        help_text = "record it again with this release"
-        return captured, (Notice(code="Q329", severity=Severity.WARNING, message=message, help=help_text),)
+            if len({log.rows for log in nearest}) > 1:
+                unclear.append(rank)
+            else:
+                found += nearest[:1]
+        captured, notices = captured_of(found), []
+        if unclear:
+            message = f"ranks {number_ranges(unclear)} have several step logs, none beside their traces: none is used"
+            notices.append(Notice(code="Q301", severity=Severity.WARNING, message=message))
+        if captured is not None and captured.hosts_ran_ahead:
+            notices.append(_RAN_AHEAD)
+        return captured, tuple(notices)
 
 
 NO_LOGS = StepLogs()

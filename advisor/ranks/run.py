@@ -54,9 +54,9 @@ class Run:
     left_out: tuple[str, ...] = ()
 
     @property
-    def paths(self) -> tuple[str, ...]:
-        """Return where its inputs lie."""
-        return tuple(item.facts.source.path for item in (*(item for _, item in self.timed), *self.untimed))
+    def places(self) -> tuple[tuple[int, str], ...]:
+        """Return the ranks and where their traces lie."""
+        return tuple((rank, item.facts.source.path) for rank, item in self.timed)
 
     @property
     def steps(self) -> tuple[StepFacts, ...]:

@@ -88,13 +88,14 @@ def merge_ranks(
         UsageError: there is no such step.
     """
     run = assemble_run([decode(item) for item in facts], keeps_all=True)
-    aligned = align_as_logged(run, step_logs.of_run(run.paths, facts)[0])
+    captured, log_notices = step_logs.of_run(run.places, facts)
+    aligned = align_as_logged(run, captured)
     if aligned is None or not run.steps:
         raise InputError("a merged slice must be cut from traces with steps, got none")
     label = _label(run, step)
     windows = _windows(run, aligned, label)
     shown = _shown_ranks(windows)
-    notes = _notes(run, aligned, windows, shown)
+    notes = (*(notice.message for notice in log_notices), *_notes(run, aligned, windows, shown))
     tracks = [event for window in shown for event in _state_tracks(window)]
     tracks += _arrows(aligned, {window.rank: window for window in shown}, label)
     texts = [msgspec.json.encode(item) for item in tracks]

@@ -97,7 +97,8 @@ def profile_for_compiler(
         InputError: no trace times a step, none ran on a GPU, or nobody can tell how long ranks waited.
     """
     run = assemble_run([decode(item) for item in facts])
-    aligned = align_as_logged(run, step_logs.of_run(run.paths, facts)[0])
+    captured, log_notices = step_logs.of_run(run.places, facts)
+    aligned = align_as_logged(run, captured)
     if aligned is None or not run.steps:
         raise InputError("a compiler's profile must come from traces with steps, got none")
     rank, source = run.timed[0]
@@ -119,7 +120,7 @@ def profile_for_compiler(
     if operators.num_odd:
         odd = plural(operators.num_odd, "operator or kernel", "operators or kernels")
         notes.append(f"{odd} left out whose record is damaged")
-    notes.extend(notice.message for notice in run.notices)
+    notes.extend(notice.message for notice in (*run.notices, *log_notices))
     return CompilerProfile(
         data=as_file([msgspec.json.encode(event) for event in events], compress=False),
         num_collectives=len(times),

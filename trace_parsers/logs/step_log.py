@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -101,8 +102,12 @@ class LoggedSteps:
 
 
 def folder_of(label: str) -> str:
-    """Return the folder, of a machine, an archive or a store, in which an input lies that is shown by a name."""
-    return label.replace("\\", "/").rpartition("/")[0]
+    """Return the folder, of a machine, an archive or a store, in which an input lies that is shown by a name.
+
+    It is the same however the name was given, from the folder that the process is in or from the root.
+    """
+    folder = label.replace("\\", "/").rpartition("/")[0]
+    return folder if "://" in folder else str(Path(folder).resolve())
 
 
 def is_capture_file(ref: SourceRef) -> bool:

@@ -18,12 +18,15 @@ from paro_advise.runtime.job import (
     DRIFT_VARIABLE,
     JOB_VARIABLE,
     PLAN_VARIABLE,
+    applied_marks,
     job_environment,
-    marker_beside,
+    refused_marks,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+_SIGNALLED = 128  # exit codes from here on tell of a signal
 
 
 @click.command("run", short_help="Run an unchanged training job under a plan.")
@@ -55,7 +58,8 @@ def command(
 
     What the script asks of FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer or DeepSpeed is done by the
     bundled runtime under the plan's strategy; losses and gradients stay those of the script. What
-    cannot be mapped stops the job before its first step. The exit code is the job's.
+    cannot be mapped stops the job before its first step. The exit code is the job's, or the refusal's
+    own where a rank refuses the plan: 4 if it is for another job.
 
     \b
     Examples:
@@ -68,7 +72,8 @@ def command(
     from paro_advise.runtime.capture.request import CaptureRequest
     from paro_advise.trace_parsers.remote.objects import refuse_remote_folder
 
-    refuse_remote_folder(folder, "--capture")
+    for name, given in (("--capture", folder), ("--job", job)):
+        refuse_remote_folder(given, name)
     if job is not None:
         refuse_empty(job, "the folder of --job")
     if folder is None and (steps or force):
@@ -119,18 +124,26 @@ def _refuse_pipe(plan_file: str) -> None:
 def _run_marked(job: Sequence[str], changes: Mapping[str, str]) -> tuple[int, bool]:
     """Run a job with such variables; return its exit code, and whether a rank said that its plan is applied.
 
-    Where a rank of this node has refused the plan, it is that refusal's code, whatever the launcher made of it.
+    Where a rank has refused the plan, it is that refusal's code, whatever launchers made of it, unless a signal ended
+    the job.
     """
     from paro_advise.advisor.commands.child_process import run_job
 
     with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder:
-        marker = Path(folder) / "applied"
-        beside = marker_beside(Path(changes[PLAN_VARIABLE]), marker)
+        places = Path(folder) / "applied", Path(changes[PLAN_VARIABLE])
+        applied, refused = applied_marks(*places), refused_marks(*places)
         try:
-            code = run_job(job, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
-            found = [path.read_text(encoding="ascii") for path in (marker, beside) if path.exists()]
-            refusals = [int(text) for text in found if text]
-            return refusals[0] if code and refusals else code, bool(found)
+            code = run_job(job, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(applied[0])}))
+            refusal = next(filter(None, map(_code_in, refused)), None)
+            return refusal if refusal and code < _SIGNALLED else code, any(path.exists() for path in applied)
         finally:
-            with suppress(OSError):
-                beside.unlink()
+            for path in (applied[1], refused[1]):
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _code_in(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -74,7 +74,7 @@ class Wanted:
         """
         meant = [item for item in scored if self.is_met_by(item.candidate)]
         if not meant:
-            self._refuse_partial()
+            self._refuse_partial(scored)
             sizes = sorted({item.candidate.group_size for item in scored if item.candidate.strategy == self.strategy})
             raise UsageError(
                 f"--strategy must name a way to run this job, got {self}",
@@ -87,7 +87,7 @@ class Wanted:
                     f"--strategy must name what a plan may choose here, got {self}, which was never timed on GPUs",
                     hint="--allow-untested lets the plan choose it all the same",
                 )
-            self._refuse_partial()
+            self._refuse_partial(scored)
             raise UsageError(
                 f"--strategy must name what `run` trains, got {self}, which only a framework's own settings express"
             )
@@ -101,9 +101,10 @@ class Wanted:
 
         return min(fitting, key=place)
 
-    def _refuse_partial(self) -> None:
+    def _refuse_partial(self, scored: Sequence[Scored]) -> None:
         if better := PARTIAL_ONLY.get(self.strategy):
+            is_there = any(item.candidate.strategy == better for item in scored)
             raise UsageError(
                 f"--strategy must name what can pay for this job, got {self}, which does where few parameters train",
-                hint=f"{better} needs no more memory and sends no more",
+                hint=f"{better} needs no more memory and sends no more" if is_there else None,
             )
