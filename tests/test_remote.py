@@ -217,7 +217,7 @@ def web(**behaviour):
     thread = threading.Thread(target=served.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{served.server_port}/{kind.name}"
+        yield f"http://127.0.0.1:{served.server_port}/{behaviour.get('name', _Web.name)}"
     finally:
         served.shutdown()
         served.server_close()
