@@ -77,7 +77,7 @@ def refusals():
             continue
         raise AssertionError("a wrong switch was accepted")
     optimizer.zero_grad()
-    assert switch(model, "III").after == "III groups of 2"
+    assert switch(model, "III").after == "III in groups of 2"
 
 
 def make(strategy, model):
