@@ -153,6 +153,101 @@ def test_the_root_is_what_backward_does_not_gather_again(tmp_path):
     assert (run.unit_bytes, run.root_bytes) == ((128_000.0, 8_000.0), 8_000.0)
 
 
+def made_up(seed):
+    """Return units, some many times in a row, queues, and how much longer they compute beside collectives."""
+    rng = np.random.default_rng(seed)
+    draws = int(rng.choice([0, 20]))
+
+    def time_us(middle):
+        middle *= rng.uniform(0.1, 2)
+        return middle * np.exp(rng.normal(0, 0.2, draws)) if draws else float(middle)
+
+    def legs(share):
+        alone = [time_us(100) for _ in range(rng.integers(1, 3))] if rng.random() < share else []
+        on_links = [(rng.random() < 0.7, rng.random() < 0.6) for _ in alone]
+        return tuple(
+            Leg(alone=us, port=0.7 * us if port else 0.0, fabric=0.5 * us if fabric else 0.0)
+            for us, (port, fabric) in zip(alone, on_links, strict=True)
+        )
+
+    kinds = [
+        UnitWork(
+            gather=legs(0.8),
+            again=legs(0.8),
+            reduce=legs(0.9),
+            between=legs(0.5),
+            compute=time_us(300),
+            copy=time_us(5),
+            copied_in=time_us(3),
+        )
+        for _ in range(rng.integers(1, 4))
+    ]
+    kinds.append(UnitWork(legs(1.0), again=(), reduce=(), between=(), compute=time_us(100), is_passed_by=True))
+    flags = [name for name in Queues._fields if name not in ("forwards", "backward")]
+    queues = Queues(**{name: bool(rng.random() < 0.6) for name in flags}, forwards=float(rng.integers(1, 3)))
+    work = [kind for kind in rng.permutation(len(kinds)) for _ in range(rng.choice([1, 5, 12, 40]))]
+    return [kinds[kind] for kind in work], queues, 1.2 if not draws else 1 + 0.3 * rng.random(draws)
+
+
+@pytest.mark.parametrize("first_seed", range(0, 400, 100))
+def test_units_that_stand_many_times_in_a_row_take_as_long_as_if_each_were_looked_at(first_seed):
+    """Copies of a unit are units of their own, each of which is replayed."""
+    for seed in range(first_seed, first_seed + 100):
+        work, queues, slowing = made_up(seed)
+        each = slowed_micro_batch_us([unit._replace() for unit in work], queues, slowing)
+        assert slowed_micro_batch_us(work, queues, slowing) == pytest.approx(each, rel=1e-9), (seed, queues)
+
+
+def test_a_pace_that_only_seems_to_go_on_is_followed_step_by_step():
+    """``main`` rises by 3 for four steps, then by 1, until ``compute_end`` meets, ten steps later, the line of the 3."""
+    from paro_advise.advisor.prediction.device_replay import _Backward, _repeat
+
+    def step(now):
+        return _Backward(
+            main=max(now.ready, now.compute_end),
+            reductions=now.main,
+            between=now.reductions,
+            ready=max(now.ready + 1, now.done),
+            compute_end=now.compute_end + 5,
+            done=now.waiting,
+            waiting=now.port,
+            port=now.port - 100,
+            fabric=now.fabric,
+        )
+
+    moments = start = _Backward(
+        main=-3.0,
+        reductions=-6.0,
+        between=-9.0,
+        ready=0.0,
+        compute_end=-28.0,
+        done=3.0,
+        waiting=6.0,
+        port=9.0,
+        fabric=0.0,
+    )
+    for _ in range(16):
+        moments = step(moments)
+    assert _repeat(step, start, 16) == moments
+
+
+def test_few_of_the_units_that_stand_many_times_in_a_row_are_looked_at(monkeypatch):
+    """By the calls that units make of the links, of 1,000 which wait for links and of 1,000 which compute."""
+    from paro_advise.advisor.prediction import device_replay
+
+    sends = []
+    send = device_replay._send
+
+    def counted(legs, *moments):
+        sends.append(legs)
+        return send(legs, *moments)
+
+    monkeypatch.setattr(device_replay, "_send", counted)
+    for us in (10, 100):
+        micro_batch_us(units(1000, gather=on_port(us), again=on_port(us), reduce=on_port(us), compute=90.0), AT_ONCE)
+    assert len(sends) < 100
+
+
 def test_what_takes_longer_beside_collectives_is_hidden_where_they_set_the_pace():
     """Arithmetic takes half as long again beside a collective; four units, gathered twice and reduced once."""
     long = units(4, gather=on_port(100), again=on_port(100), reduce=on_port(100), compute=30.0)

@@ -205,7 +205,7 @@ def latency_share(
                 return ShareRange(low=1.0, high=1.0)
             moving = bytes_ * bus_factor(op, group_size) / link.busbw_gbps / 1e3
             # More of it is seen where fewer bytes move meanwhile than in messages of the usual size.
-            seen = pace_of(op, link.span, group_size, fabric).seen_us(link.alpha_us + link.hidden_us, float(moving))
+            seen = float(pace_of(op, link.span, group_size, fabric).seen_us(link.alpha_us + link.hidden_us, moving))
             more, total = seen - link.alpha_us, seen + moving
             if total <= 0:
                 return None

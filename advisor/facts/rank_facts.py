@@ -269,9 +269,9 @@ def _step_facts(
         busy = compute.clip(low, high)
         updating = (update_start >= low) & (update_start < high)
         talk = communication.clip(low, high)
-        exposed = talk.minus(busy)
         used = busy.join(talk)
         rest = other.clip(low, high).minus(used)
+        computed_us, exposed_us, rest_us = busy.length_us, talk.minus(busy).length_us, rest.length_us
         worked = used.join(rest)
         totals, free = {}, {}
         for state in STATES:
@@ -285,10 +285,10 @@ def _step_facts(
                 label=label,
                 start_us=low,
                 wall_us=high - low,
-                compute_us=busy.length_us,
-                exposed_communication_us=exposed.length_us,
-                other_us=rest.length_us,
-                idle_us=max(0.0, high - low - (busy.length_us + exposed.length_us + rest.length_us)),
+                compute_us=computed_us,
+                exposed_communication_us=exposed_us,
+                other_us=rest_us,
+                idle_us=max(0.0, high - low - (computed_us + exposed_us + rest_us)),
                 communication_us=talk.length_us,
                 state_total_us=totals,
                 state_exposed_us=free,

@@ -55,6 +55,11 @@ BACKWARD_SHARE = 2 / 3  # of the arithmetic: 6 N D = 2 forward + 4 backward (Kap
 # ZeRO++ (arXiv 2306.10209, section 3) sends 8-bit parameters and 4-bit gradients; bytes per element.
 QUANTISED_PARAMETER_BYTES, QUANTISED_GRADIENT_BYTES = 1.0, 0.5
 
+# ---- units that stand many times in a row -------------------------------------------------------------------
+# By so many of them queues are through how they began, mostly; if not, twice as many are looked at.
+SETTLING_STEPS = 4
+ROUNDING_US = 1e-6  # moments of a step, in float64, are exact to less than this
+
 # ---- overlap (docs/prediction.md, replay) -----------------------------------------------------------------
 PENDING_REDUCTIONS = 3  # under way at once in our runtime (runtime/sharding: depth of a queue)
 SLOWDOWN_RANGE = (0.7, 9.0)  # how much longer transfers may take than the best of their size; assumed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.prediction.candidates import baseline_candidate
 from paro_advise.policies.memory import shards
@@ -12,6 +12,27 @@ from paro_advise.policies.traffic import Shape
 if TYPE_CHECKING:
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
+
+
+class UnitKind(NamedTuple):
+    """What units that are alike have in common.
+
+    Attributes:
+        num_bytes: of each.
+        is_looked_up: it holds embeddings.
+        is_passed_by: backward does not reach it.
+    """
+
+    num_bytes: float
+    is_looked_up: bool
+    is_passed_by: bool
+
+
+def unit_kinds(calibration: Calibration, candidate: Candidate) -> list[UnitKind]:
+    """Return the kind of each unit, in order of forward."""
+    units, passed = candidate.unit_bytes or calibration.unit_bytes, passed_by(calibration, candidate)
+    looked_up = len(units) - 1 if calibration.root_bytes else 0 if calibration.front_bytes else None
+    return [UnitKind(size, place == looked_up, by) for place, (size, by) in enumerate(zip(units, passed, strict=True))]
 
 
 def passed_by(calibration: Calibration, candidate: Candidate) -> tuple[bool, ...]:
@@ -84,8 +105,3 @@ def buckets(units: tuple[float, ...], bucket_bytes: float) -> list[tuple[int, in
             end, filled = place + 1, 0.0
         filled += units[place]
     return [*found, (0, end)]
-
-
-def share_of(units: tuple[float, ...], chosen: tuple[bool, ...]) -> float:
-    """Return the bytes of chosen units, as a share of all."""
-    return sum(size for size, is_chosen in zip(units, chosen, strict=True) if is_chosen) / sum(units)

@@ -9,6 +9,7 @@ beside compute (device_replay.py; docs/prediction.md, replay).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,12 +34,12 @@ from paro_advise.advisor.prediction.device_replay import (
     slowed_micro_batch_us,
 )
 from paro_advise.advisor.prediction.moved_units import (
+    UnitKind,
     buckets,
     gathered_bytes,
     laid_out_and_in,
     more_copies_us,
-    passed_by,
-    share_of,
+    unit_kinds,
     updates_us,
 )
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
@@ -152,7 +153,6 @@ class _UnitCosts(NamedTuple):
     again: Draws  # the gather in backward; 0 where none is needed
     reduce: Draws
     busy: Draws  # what of it takes the cores that compute
-    publish: Draws
     compute: Draws
 
 
@@ -163,8 +163,9 @@ class _Step:
         self._calibration = calibration
         self._candidate = candidate
         self._units = candidate.unit_bytes or calibration.unit_bytes
-        self._passed_by = passed_by(calibration, candidate)
-        self._passed_share = share_of(self._units, self._passed_by)
+        self._kinds = unit_kinds(calibration, candidate)
+        self._numbers = Counter(self._kinds)
+        self._passed_share = sum(kind.num_bytes for kind in self._kinds if kind.is_passed_by) / sum(self._units)
         # Of the bytes of units that backward reaches, those that have gradients.
         self._trained_share = min(1.0, calibration.trained_share / (1 - self._passed_share))
         base = baseline_candidate(calibration)
@@ -222,7 +223,6 @@ class _Step:
         candidate, collectives = self._candidate, self._collectives
         strategy = candidate.strategy
         gathered, reduced = self._sent_bytes(num_bytes)
-        procedure = procedure_of(strategy)
         reduction = collectives.parts(self._reducing_hops(last=last), reduced)
         whole = self._cost(reduction)
         near = candidate.backward_level or strategy.parameter
@@ -233,7 +233,6 @@ class _Step:
             again=0.0 if candidate.gathers_once else self._cost(collectives.parts(gather_from(near), gathered)),
             reduce=whole,
             busy=smaller(self._on_cores(reduction), whole),
-            publish=self._cost(collectives.parts(procedure.publish, gathered * self._trained_share)),
             compute=per_micro * num_bytes / sum(self._units),
         )
 
@@ -248,23 +247,27 @@ class _Step:
     def collectives_us(self) -> Draws:
         """Return the time of all collectives of a step, whatever hides them."""
         total: Draws = 0.0
-        units = self._units
         for count, _, last in _passes(self._calibration.micro_batches):
-            for place, size in enumerate(units):
-                costs = self._costs(size, last=last)
-                total = total + count * self._calibration.forwards * costs.gather
-                if self._passed_by[place]:
+            for kind, number in self._numbers.items():
+                costs = self._costs(kind.num_bytes, last=last)
+                total = total + count * number * self._calibration.forwards * costs.gather
+                if kind.is_passed_by:
                     continue
                 # The root is still gathered when backward begins.
-                total = total + count * ((costs.again if place < len(units) - 1 else 0.0) + costs.reduce)
+                total = total + count * (number - (kind == self._kinds[-1])) * costs.again
+                total = total + count * number * costs.reduce
         return total if self._candidate.published_us is not None else total + self.publish()
 
     def publish(self) -> Draws:
         """Return the time of bringing updated parameters back, unit by unit."""
         if self._candidate.published_us is not None:
             return self._candidate.published_us
-        reached = (size for size, by in zip(self._units, self._passed_by, strict=True) if not by)
-        return sum((self._costs(size, last=True).publish for size in reached), 0.0)
+        hops = procedure_of(self._candidate.strategy).publish
+        total: Draws = 0.0
+        for kind, number in self._numbers.items():
+            if not kind.is_passed_by:
+                total = total + number * self._cost(self._published(hops, kind.num_bytes))
+        return total
 
     def micro_batch(self, *, first: bool, last: bool, publishes: bool = False) -> Draws:
         """Return the time of forward and backward, beside which updated parameters come back where it publishes."""
@@ -311,18 +314,17 @@ class _Step:
         return slowed_micro_batch_us(works, queues, self._links.compute_slowing, both=idle_links)
 
     def _works(self, *, first: bool, last: bool, publishes: bool) -> list[UnitWork]:
-        works = [
-            self._work(size, first=first, last=last, is_looked_up=place == self._looked_up, is_passed_by=by)
-            for place, (size, by) in enumerate(zip(self._units, self._passed_by, strict=True))
-        ]
+        by_kind = {kind: self._work(kind, last=last, first=first) for kind in self._numbers}
+        if publishes:
+            hops = procedure_of(self._candidate.strategy).publish
+            for kind, work in by_kind.items():
+                if not kind.is_passed_by:
+                    published = self._legs(self._published(hops, kind.num_bytes))
+                    by_kind[kind] = work._replace(gather=(*published, *work.gather))
+        works = [by_kind[kind] for kind in self._kinds]
         if bucket_bytes := self._candidate.reduce_bucket_bytes:
-            works = self._in_buckets(works, bucket_bytes, last=last)
-        if not publishes:
-            return works
-        return [
-            work if work.is_passed_by else work._replace(gather=(*self._published(size), *work.gather))
-            for work, size in zip(works, self._units, strict=True)
-        ]
+            return self._in_buckets(works, bucket_bytes, last=last)
+        return works
 
     def _in_buckets(self, works: list[UnitWork], bucket_bytes: float, *, last: bool) -> list[UnitWork]:
         """Return units of which the last one in backward that a bucket holds reduces the gradients of all of them."""
@@ -342,22 +344,13 @@ class _Step:
         across = self._collectives.parts(tuple(hop for hop in hops if hop.scope == Scope.ACROSS), reduced)
         return self._legs(inside), self._legs(across)
 
-    def _published(self, num_bytes: float) -> Legs:
+    def _published(self, hops: Hops, num_bytes: float) -> Parts:
         """Return what brings a unit's updated parameters back."""
         gathered, _ = self._sent_bytes(num_bytes)
-        hops = procedure_of(self._candidate.strategy).publish
-        return self._legs(self._collectives.parts(hops, gathered * self._trained_share))
+        return self._collectives.parts(hops, gathered * self._trained_share)
 
-    @property
-    def _looked_up(self) -> int | None:
-        """Return the place of the unit that holds embeddings, None where none is known."""
-        if self._calibration.root_bytes:
-            return len(self._units) - 1
-        return 0 if self._calibration.front_bytes else None
-
-    def _unit_work(
-        self, num_bytes: float, *, last: bool, first: bool, is_looked_up: bool, is_passed_by: bool
-    ) -> UnitWork:
+    def _unit_work(self, kind: UnitKind, *, last: bool, first: bool) -> UnitWork:
+        num_bytes = kind.num_bytes
         calibration, candidate, collectives = self._calibration, self._candidate, self._collectives
         gathered, _ = self._sent_bytes(num_bytes)
         near = candidate.backward_level or candidate.strategy.parameter
@@ -365,9 +358,9 @@ class _Step:
         passes = calibration.alone_us(self._links) - calibration.aside_us - self._copied_out_us
         copy = num_bytes * self._copy_us_per_byte
         per_micro = (passes + longer_us(calibration, candidate)) / calibration.micro_batches
-        compute = per_micro * self._compute_share(num_bytes, is_looked_up=is_looked_up, is_passed_by=is_passed_by)
+        compute = per_micro * self._compute_share(kind)
         gather = self._legs(collectives.parts(gather_from(forward), gathered))
-        if is_passed_by:
+        if kind.is_passed_by:
             return UnitWork(gather, again=(), reduce=(), between=(), compute=compute, copy=copy, is_passed_by=True)
         reduce, between = self._reductions(num_bytes, last=last)
         times = 1 if calibration.baseline.gradient == Level.N else calibration.micro_batches  # if whole, once
@@ -383,24 +376,20 @@ class _Step:
             copied_in=laid_in or calibration.copied_in_us * num_bytes / reached_bytes,
         )
 
-    def _compute_share(self, num_bytes: float, *, is_looked_up: bool, is_passed_by: bool) -> Draws:
+    def _compute_share(self, kind: UnitKind) -> Draws:
         """Return a unit's share of the arithmetic: that of its bytes, of embeddings as far as they compute.
 
         A unit that backward passes by has its part of forward's alone.
         """
-        place = self._looked_up
-        embedded = (
-            0.0
-            if place is None
-            else min(self._units[place], self._calibration.root_bytes or self._calibration.front_bytes)
-        )
+        most = self._calibration.root_bytes or self._calibration.front_bytes
+        embedded = sum(min(item.num_bytes, most) for item in self._kinds if item.is_looked_up)
         idle = (1 - self._links.root_share) * embedded
-        share = (num_bytes - (idle if is_looked_up else 0.0)) / (sum(self._units) - idle)
+        share = (kind.num_bytes - (idle if kind.is_looked_up else 0.0)) / (sum(self._units) - idle)
         passed = self._passed_share
         if not passed:
             return share
         forward = (1 - self._backward_share) * share
-        return forward if is_passed_by else forward + self._backward_share * share / (1 - passed)
+        return forward if kind.is_passed_by else forward + self._backward_share * share / (1 - passed)
 
     def _legs(self, parts: Parts) -> Legs:
         return tuple(
@@ -419,16 +408,14 @@ class _Step:
         port: Draws = 0.0
         fabric: Draws = 0.0
         for count, first, last in _passes(self._calibration.micro_batches):
-            for place, size in enumerate(self._units):
-                is_first = first or not self._candidate.copy_lasts
-                by, looked_up = self._passed_by[place], place == self._looked_up
-                work = self._work(size, first=is_first, last=last, is_looked_up=looked_up, is_passed_by=by)
-                again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
-                for leg in (*again, *work.reduce, *work.between):
-                    port, fabric = port + count * leg.port, fabric + count * leg.fabric
-                for leg in work.gather:
-                    times = count * self._calibration.forwards
-                    port, fabric = port + times * leg.port, fabric + times * leg.fabric
+            for kind, number in self._numbers.items():
+                work = self._work(kind, last=last, first=first or not self._candidate.copy_lasts)
+                # The last unit is whole still when backward begins.
+                again = 0 if self._candidate.gathers_once else number - (kind == self._kinds[-1])
+                passes = ((number, work.reduce), (number, work.between), (again, work.again))
+                for times, legs in (*passes, (number * self._calibration.forwards, work.gather)):
+                    for leg in legs:
+                        port, fabric = port + count * times * leg.port, fabric + count * times * leg.fabric
         return larger(port, fabric) + sum(updates_us(self._calibration, self._candidate))
 
 

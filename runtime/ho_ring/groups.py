@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, ClassVar
+import hashlib
+from collections import Counter
+from contextlib import contextmanager
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_group, _world
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import _get_default_group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import timedelta
 
 _DESCRIPTION = "paro_advise"
@@ -68,42 +73,18 @@ class Subgroups:
         partitions: each the ranks of the world in groups; made now, by all ranks of the world.
     """
 
-    # Groups that a rank knew when it made its last one, of the present default group.
-    _known: ClassVar[tuple[weakref.ref[dist.ProcessGroup], int] | None] = None
+    # How often sets of ranks have made a group, of each default group.
+    times_made: ClassVar[WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]]] = WeakKeyDictionary()
 
     def __init__(self, partitions: Iterable[Sequence[Sequence[int]]] = ()) -> None:
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        wanted = [groups for groups in partitions if len(groups[0]) > 1]
-        if not wanted:
-            return
-        by_members, rank = self._names_differ(), dist.get_rank()
-        for groups in wanted:
-            mine = next(tuple(ranks) for ranks in groups if rank in ranks)
-            if mine not in self._made:
-                self._made[mine] = _own_of(groups, mine, by_members=by_members)
-        self._remember()
-
-    @classmethod
-    def _remember(cls) -> None:
-        cls._known = weakref.ref(_get_default_group()), len(_world.pg_names)
-
-    @classmethod
-    def _names_differ(cls) -> bool:
-        """Tell whether groups that their members make get one name on all ranks, and no group before had it.
-
-        Torch names them by their ranks and by how many groups a rank knows. Scripts may have made groups on some ranks
-        only, or destroyed some, so that a number comes again.
-        """
-        now, before = len(_world.pg_names), 0
-        if cls._known is not None and cls._known[0]() is _get_default_group():
-            before = cls._known[1]
-        most, least, comes_again = largest([now, -now, int(now < before)])
-        return most == -least and not comes_again
+        for groups in partitions:
+            mine = next((tuple(ranks) for ranks in groups if dist.get_rank() in ranks), ())
+            if len(mine) > 1 and mine not in self._made:
+                self._made[mine] = _own_of(groups, mine)
 
     def of(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Return the group of these ranks, which this one is of; one that is new is made by its members.
-
-        Those must have made equally many groups before, since torch numbers groups on each rank by itself.
 
         Returns:
             The group; None for fewer than two ranks.
@@ -111,21 +92,19 @@ class Subgroups:
         if len(ranks) < 2:
             return None
         if tuple(ranks) not in self._made:
-            self._made[tuple(ranks)] = _new_group(ranks, by_members=True)
+            self._made[tuple(ranks)] = _new_group(ranks)
         return self._made[tuple(ranks)]
 
 
-def _own_of(groups: Sequence[Sequence[int]], mine: Sequence[int], *, by_members: bool) -> dist.ProcessGroup | None:
+def _own_of(groups: Sequence[Sequence[int]], mine: Sequence[int]) -> dist.ProcessGroup | None:
     """Make this rank's group of a partition, in one call where the backend can split a communicator."""
-    if by_members and _splits():
+    if not _splits():
+        return _new_group(mine)
+    with _named(mine):
         split: dist.ProcessGroup | None = dist.split_group(
             split_ranks=[list(ranks) for ranks in groups], timeout=group_timeout(), group_desc=_DESCRIPTION
         )
-        return split
-    if by_members:
-        return _new_group(mine, by_members=True)
-    made = {tuple(ranks): _new_group(ranks, by_members=False) for ranks in groups}
-    return made[tuple(mine)]
+    return split
 
 
 def _splits() -> bool:
@@ -136,9 +115,35 @@ def _splits() -> bool:
     return bool(group._get_backend(group.bound_device_id).supports_splitting)  # noqa: SLF001 - no public way
 
 
-def _new_group(ranks: Sequence[int], *, by_members: bool) -> dist.ProcessGroup | None:
-    """Make a group with the default one's timeout, not the 30 minutes of the backend."""
-    made: dist.ProcessGroup | None = dist.new_group(
-        list(ranks), timeout=group_timeout(), use_local_synchronization=by_members, group_desc=_DESCRIPTION
-    )
+def _new_group(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """Make a group by its members, with the default one's timeout, not the 30 minutes of the backend."""
+    with _named(ranks):
+        made: dist.ProcessGroup | None = dist.new_group(
+            list(ranks), timeout=group_timeout(), use_local_synchronization=True, group_desc=_DESCRIPTION
+        )
     return made
+
+
+@contextmanager
+def _named(ranks: Sequence[int]) -> Iterator[None]:
+    """Let torch name the next group by its ranks and by how often they have made one, which its members agree on.
+
+    Torch itself counts all groups that a rank knows, which differs where scripts have made groups on some ranks only,
+    and falls where groups are destroyed: under a name that comes again stand the addresses of the group that had it,
+    where nobody listens any more.
+    """
+    counts = Subgroups.times_made.setdefault(_get_default_group(), Counter())
+    name = hashlib.sha1(
+        f"{_DESCRIPTION} {list(ranks)} {counts[tuple(ranks)]}".encode(), usedforsecurity=False
+    ).hexdigest()
+    counts[tuple(ranks)] += 1
+    usual, thread = distributed_c10d._process_group_name, get_ident()  # noqa: SLF001 - there is no public way to name one
+
+    def own_name(*arguments: Any, **options: Any) -> str:
+        return name if get_ident() == thread else usual(*arguments, **options)
+
+    distributed_c10d._process_group_name = own_name  # type: ignore[assignment]  # noqa: SLF001
+    try:
+        yield
+    finally:
+        distributed_c10d._process_group_name = usual  # noqa: SLF001

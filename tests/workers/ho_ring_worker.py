@@ -108,13 +108,28 @@ def check_choice(per_node):
 
 
 def check_names():
-    """A script destroys a group, so that as many are known as when ours was made: the next one is another."""
+    """A script makes and destroys groups, so that as many are known as when one of ours was made: the next is another.
+
+    A name that comes again stands for the sockets of the group that had it, of which nobody listens any more.
+    """
     everyone = list(range(dist.get_world_size()))
-    spare = dist.new_group(everyone)
-    groups = [Subgroups([[everyone]]).of(everyone)]
-    dist.destroy_process_group(spare)
-    groups.append(Subgroups([[everyone]]).of(everyone))
-    assert groups[0].group_name != groups[1].group_name
+    makers = (lambda: Subgroups([[everyone]]).of(everyone), lambda: Subgroups().of(everyone))
+    groups, names = [], []
+    for make in makers:
+        spares = [dist.new_group(everyone) for _ in range(3)]
+        groups.append(make())
+        for spare in spares:
+            dist.destroy_process_group(spare)
+        groups.append(make())
+        spares = [dist.new_group(everyone) for _ in range(2)]
+        groups.append(make())
+        names += [group.group_name for group in groups]
+        while groups:
+            dist.destroy_process_group(groups.pop())
+        for spare in spares:
+            dist.destroy_process_group(spare)
+    assert len(set(names)) == len(names) == 6
+    groups = [makers[0](), makers[1]()]
     for group in groups:
         total = torch.ones(1)
         group.allreduce([total]).wait()

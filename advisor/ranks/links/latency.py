@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from paro_advise.advisor.ranks.constants import (
     DEVICE_LINKS_SHARE,
     GLOO_HALVES,
@@ -42,6 +44,8 @@ from paro_advise.core.span import GroupSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
 
     from paro_advise.advisor.ranks.links.link import Link
 
@@ -105,9 +109,10 @@ class Pace:
     turns: float
     share: float
 
-    def seen_us(self, whole_us: float, moving_us: float) -> float:
-        """Return what of the latency of all messages adds to the time that their bytes take."""
-        return max(self.share * whole_us, whole_us - (1 - 1 / self.turns) * moving_us)
+    def seen_us(self, whole_us: ArrayLike, moving_us: ArrayLike) -> NDArray[np.float64]:
+        """Return what of the latency of all messages adds to the time that their bytes take, of each pair."""
+        whole, moving = np.asarray(whole_us, dtype=float), np.asarray(moving_us, dtype=float)
+        return np.maximum(self.share * whole, whole - (1 - 1 / self.turns) * moving)
 
     def seen_in(self, whole_us: float, total_us: float) -> float:
         """Return the same of a time that holds both."""

@@ -61,11 +61,6 @@ def line_of(sizes: NDArray[np.float64], times: NDArray[np.float64], *, is_alone:
     return Line(alpha_us=alpha, per_byte=slope, doubt_us=max(deviation, LATENCY_TOLERANCE * alpha))
 
 
-def pace_seen_us(pace: Pace, whole_us: NDArray[np.float64], moving_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``Pace.seen_us`` of each pair."""
-    return np.maximum(pace.share * whole_us, whole_us - (1 - 1 / pace.turns) * moving_us)
-
-
 def overlapped_line(sizes: NDArray[np.float64], times: NDArray[np.float64], pace: Pace) -> Line:
     """Return latency and time per byte by which messages that take turns come closest to what was measured.
 
@@ -93,7 +88,7 @@ def overlapped_line(sizes: NDArray[np.float64], times: NDArray[np.float64], pace
     is_possible = (whole >= 0) & (per_byte > 0)
     whole, per_byte = whole[is_possible], per_byte[is_possible]
     moving = per_byte[:, None] * sizes[None, :]
-    expected = moving + pace_seen_us(pace, whole[:, None], moving)
+    expected = moving + pace.seen_us(whole[:, None], moving)
     # Long messages say what the bandwidth is, by their times together, short ones the latency, each by its own. What
     # else runs only adds time: as in each size, three quarters of the messages may take longer.
     off_us = np.maximum(3 * (expected - times), times - expected)

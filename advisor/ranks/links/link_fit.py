@@ -16,7 +16,7 @@ from paro_advise.advisor.ranks.constants import (
     UNLIKE_BENCHMARKS,
 )
 from paro_advise.advisor.ranks.links.latency import Fabric, Pace, pace_of, tell_latency
-from paro_advise.advisor.ranks.links.line import line_of, overlapped_line, pace_seen_us
+from paro_advise.advisor.ranks.links.line import line_of, overlapped_line
 from paro_advise.advisor.ranks.links.link import LatencySource, Link, SumAlgorithm
 from paro_advise.core.collective import GLOO, Op, bus_factor
 from paro_advise.core.plural import plural
@@ -275,7 +275,7 @@ def _fit(
         [
             wire[large] / np.maximum(time_us[large] - seen, 0.1 * time_us[large]) / 1e3
             for whole in {max(0.0, whole_us - doubt_us), whole_us, whole_us + doubt_us}
-            for seen in (pace_seen_us(pace, np.array([whole]), per_byte * wire[large]),)
+            for seen in (pace.seen_us(whole, per_byte * wire[large]),)
         ]
     )
     busbw = 1e-3 / line.per_byte if line.per_byte else None
@@ -284,7 +284,7 @@ def _fit(
     spread = [*np.quantile(single, (0.1, 0.9)).tolist(), *([busbw] if busbw else [])] if is_moved else []
     least = float(typical.min())  # no message takes less than its latency
     ends = (max(0.0, whole_us - line.doubt_us), whole_us, max(whole_us, min(whole_us + line.doubt_us, least)))
-    low, alpha, high = (pace.seen_us(latency, per_byte * float(sizes[middle])) for latency in ends)
+    low, alpha, high = pace.seen_us(ends, per_byte * float(sizes[middle])).tolist()
     return Link(
         op=op,
         span=span,
