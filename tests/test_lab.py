@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -161,6 +162,17 @@ def test_a_failing_node_is_reported(tmp_path):
         result = lab.run(["python", "-c", script], tmp_path, timeout_s=30)
     assert [node.returncode for node in result.nodes] == [0, 3]
     assert not result.ok
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_node_that_fails_ends_the_others_soon_whichever_it_is(failing, tmp_path, monkeypatch):
+    monkeypatch.setattr("paro_advise.runtime.lab.cluster.FAILURE_GRACE_S", 0.2)
+    command = ["sh", "-c", f'[ "$NODE_RANK" != {failing} ] || exit 3; sleep 600']
+    with Lab(LabSpec(nodes=2), Isolation.LOOPBACK) as lab:
+        result = lab.run(command, tmp_path, timeout_s=60)
+    assert not result.timed_out
+    assert result.nodes[failing].returncode == 3
+    assert result.nodes[1 - failing].returncode == -signal.SIGTERM
 
 
 def test_a_slow_rank_takes_longer_for_the_same_work(tmp_path):

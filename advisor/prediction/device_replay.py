@@ -206,7 +206,8 @@ def _repeat(step: Callable[[_Moments], _Moments], moments: _Moments, times: int)
 def _gains(now: _Moments, then: _Moments, pace: Sequence[Draws]) -> bool:
     """Tell whether all moments went on by so much."""
     for moment, earlier, gain in zip(now, then, pace, strict=True):
-        off: Draws = abs(moment - earlier - gain)
+        off = moment - earlier - gain
+        off = larger(off, -off)
         most = off if isinstance(off, float) else float(off.max())
         if most > ROUNDING_US:
             return False

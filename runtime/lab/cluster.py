@@ -209,11 +209,11 @@ class Lab:
 def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool:
     """Wait for all; return whether the deadline came first. One failure gives the rest a few seconds."""
     failed_at: float | None = None
-    while any(process.poll() is None for process in processes):
+    while None in (codes := [process.poll() for process in processes]):
         now = time.monotonic()
         if now > deadline:
             return True
-        if failed_at is None and any(process.returncode not in (None, 0) for process in processes):
+        if failed_at is None and any(codes):
             failed_at = now
         if failed_at is not None and now > failed_at + FAILURE_GRACE_S:
             return False
