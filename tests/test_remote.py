@@ -394,12 +394,31 @@ def test_digits_of_a_time_are_no_status(text, reason):
         ("watch", "s3://traces/new"),
         ("index", "s3://traces/"),
         ("demo", "-o", "s3://traces/new"),
+        ("switch", "s3://traces/new", "plan.json"),
+        ("capture", "-o", "file:///traces/new", "--", "true"),
     ],
 )
 def test_a_job_writes_into_no_store(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(list(words)) == 2
     assert "must be a folder of this machine, got an address" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        (f"file://{RUN}", "a file here is given by its path alone"),
+        ("hdfs://cluster/run", "copy what is there to this machine"),
+    ],
+)
+@pytest.mark.parametrize("words", [("analyze",), ("analyze", str(RUN), "--json"), ("recommend", str(RUN), "-o")])
+def test_an_address_of_what_cannot_be_reached_is_no_folder(words, address, hint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run([*words, address]) == 2
+    said = capsys.readouterr().err
+    assert "an address must begin with one of s3, s3a, gs, az, azure, abfs, abfss, http, https, got " in said
+    assert hint in said
     assert list(tmp_path.iterdir()) == []
 
 

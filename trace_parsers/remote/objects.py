@@ -12,8 +12,9 @@ from paro_advise.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_SCHEMES = re.compile(r"^(?:s3|s3a|gs|az|azure|abfss?|https?)://", re.IGNORECASE)
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]{1,30}://", re.IGNORECASE)
 _WEB = ("http", "https")
+_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 _FILE_SYSTEMS = ("abfs", "abfss")  # abfss://container@account.dfs.core.windows.net/key
 _WILD = re.compile(r"[*?\[]")
 _URL = re.compile(r"\S+://\S+")
@@ -79,8 +80,8 @@ class Address:
 
 
 def is_remote(text: str) -> bool:
-    """Tell whether a path is an address of a store or web server."""
-    return _SCHEMES.match(text) is not None
+    """Tell whether a path is an address, of a store, a web server or what cannot be reached."""
+    return _SCHEME.match(text) is not None
 
 
 def refuse_remote(paths: Iterable[str], what: str) -> None:
@@ -113,10 +114,17 @@ def parse_address(text: str) -> Address:
     """Part an address into store and key.
 
     Raises:
-        UsageError: it names no bucket or server, or holds a password, which would end up in reports.
+        UsageError: it is of nothing that can be reached, names no bucket or server, or holds a password, which would
+            end up in reports.
     """
     scheme, _, rest = text.partition("://")
     scheme = scheme.lower()
+    if scheme not in (*_WEB, *_STORES):
+        raise UsageError(
+            f"an address must begin with one of {', '.join((*_STORES, *_WEB))}, got {scheme}",
+            where=shown_address(text),
+            hint="a file here is given by its path alone" if scheme == "file" else "copy what is there to this machine",
+        )
     place, _, key = rest.partition("/")
     user, sign, host = place.rpartition("@")
     if sign and (scheme not in _FILE_SYSTEMS or ":" in user):

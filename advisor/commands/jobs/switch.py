@@ -47,6 +47,9 @@ def command(*, job: str, plan_file: str, timeout_s: float, logs: str | None, can
       paro-advise switch job/ plan2.json
       paro-advise switch job/ plan2.json --canary after/
     """
+    from paro_advise.trace_parsers.remote.objects import refuse_remote_folder
+
+    refuse_remote_folder(job, "JOB")
     read_plan(plan_file)
     folder = Path(job)
     if not (folder / STATE).is_file():
