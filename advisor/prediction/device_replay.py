@@ -207,8 +207,7 @@ def _gains(now: _Moments, then: _Moments, pace: Sequence[Draws]) -> bool:
     """Tell whether all moments went on by so much."""
     for moment, earlier, gain in zip(now, then, pace, strict=True):
         off = moment - earlier - gain
-        off = larger(off, -off)
-        most = off if isinstance(off, float) else float(off.max())
+        most = abs(off) if isinstance(off, float) else float(abs(off).max())
         if most > ROUNDING_US:
             return False
     return True

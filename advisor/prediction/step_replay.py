@@ -189,7 +189,7 @@ class _Step:
         self._waits, self._copies = (1 / factor for factor in changed) if native and had_ring else changed
         used = replace(links, slowdown=1.0) if changes else links
         self._links = used if native else _with_ho_ring(used, calibration, had_ring=had_ring)
-        self._costs, self._work = cache(self._unit_costs), cache(self._unit_work)
+        self._costs, self._work, self._legs = cache(self._unit_costs), cache(self._unit_work), cache(self._made_legs)
 
     def _moved_bytes(self, parts: Parts) -> float:
         """Return the bytes that the cores move; an assumed intra-node bandwidth is that of the cores already."""
@@ -266,7 +266,9 @@ class _Step:
         total: Draws = 0.0
         for kind, number in self._numbers.items():
             if not kind.is_passed_by:
-                total = total + number * self._cost(self._published(hops, kind.num_bytes))
+                total = total + number * self._cost(
+                    self._collectives.parts(hops, self._published_bytes(kind.num_bytes))
+                )
         return total
 
     def micro_batch(self, *, first: bool, last: bool, publishes: bool = False) -> Draws:
@@ -319,7 +321,7 @@ class _Step:
             hops = procedure_of(self._candidate.strategy).publish
             for kind, work in by_kind.items():
                 if not kind.is_passed_by:
-                    published = self._legs(self._published(hops, kind.num_bytes))
+                    published = self._legs(hops, self._published_bytes(kind.num_bytes))
                     by_kind[kind] = work._replace(gather=(*published, *work.gather))
         works = [by_kind[kind] for kind in self._kinds]
         if bucket_bytes := self._candidate.reduce_bucket_bytes:
@@ -340,18 +342,18 @@ class _Step:
         """Return what reduces the gradients of so many bytes of units, among the ranks that share them and between."""
         _, reduced = self._sent_bytes(num_bytes)
         hops = self._reducing_hops(last=last)
-        inside = self._collectives.parts(tuple(hop for hop in hops if hop.scope != Scope.ACROSS), reduced)
-        across = self._collectives.parts(tuple(hop for hop in hops if hop.scope == Scope.ACROSS), reduced)
-        return self._legs(inside), self._legs(across)
+        inside = tuple(hop for hop in hops if hop.scope != Scope.ACROSS)
+        across = tuple(hop for hop in hops if hop.scope == Scope.ACROSS)
+        return self._legs(inside, reduced), self._legs(across, reduced)
 
-    def _published(self, hops: Hops, num_bytes: float) -> Parts:
-        """Return what brings a unit's updated parameters back."""
+    def _published_bytes(self, num_bytes: float) -> float:
+        """Return the bytes of a unit's updated parameters as they come back."""
         gathered, _ = self._sent_bytes(num_bytes)
-        return self._collectives.parts(hops, gathered * self._trained_share)
+        return gathered * self._trained_share
 
     def _unit_work(self, kind: UnitKind, *, last: bool, first: bool) -> UnitWork:
         num_bytes = kind.num_bytes
-        calibration, candidate, collectives = self._calibration, self._candidate, self._collectives
+        calibration, candidate = self._calibration, self._candidate
         gathered, _ = self._sent_bytes(num_bytes)
         near = candidate.backward_level or candidate.strategy.parameter
         forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
@@ -359,7 +361,7 @@ class _Step:
         copy = num_bytes * self._copy_us_per_byte
         per_micro = (passes + longer_us(calibration, candidate)) / calibration.micro_batches
         compute = per_micro * self._compute_share(kind)
-        gather = self._legs(collectives.parts(gather_from(forward), gathered))
+        gather = self._legs(gather_from(forward), gathered)
         if kind.is_passed_by:
             return UnitWork(gather, again=(), reduce=(), between=(), compute=compute, copy=copy, is_passed_by=True)
         reduce, between = self._reductions(num_bytes, last=last)
@@ -368,7 +370,7 @@ class _Step:
         laid_in = num_bytes * self._laid_in_us_per_byte if reduce else 0.0
         return UnitWork(
             gather=gather,
-            again=self._legs(collectives.parts(gather_from(near), gathered)),
+            again=self._legs(gather_from(near), gathered),
             reduce=reduce,
             between=between,
             compute=compute + laid_in,
@@ -391,10 +393,10 @@ class _Step:
         forward = (1 - self._backward_share) * share
         return forward if kind.is_passed_by else forward + self._backward_share * share / (1 - passed)
 
-    def _legs(self, parts: Parts) -> Legs:
+    def _made_legs(self, hops: Hops, num_bytes: float) -> Legs:
         return tuple(
             Leg(alone=self._cost((part,)), port=self._links.port_us(part), fabric=self._links.fabric_us(part))
-            for part in parts
+            for part in self._collectives.parts(hops, num_bytes)
         )
 
     def demand_us(self) -> Draws:
