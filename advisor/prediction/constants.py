@@ -57,8 +57,8 @@ QUANTISED_PARAMETER_BYTES, QUANTISED_GRADIENT_BYTES = 1.0, 0.5
 
 # ---- units that stand many times in a row -------------------------------------------------------------------
 # By so many of them queues are through how they began, mostly; if not, twice as many are looked at.
-SETTLING_STEPS = 4
-ROUNDING_US = 1e-6  # moments of a step, in float64, are exact to less than this
+SETTLING_UNITS = 4  # units
+SAME_MOMENT_US = 1e-6  # moments of a step, in float64, are exact to less than this
 
 # ---- overlap (docs/prediction.md, replay) -----------------------------------------------------------------
 PENDING_REDUCTIONS = 3  # under way at once in our runtime (runtime/sharding: depth of a queue)

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from paro_advise.advisor.prediction.constants import BACKWARD_SHARE, ROUNDING_US, SETTLING_STEPS
+from paro_advise.advisor.prediction.constants import BACKWARD_SHARE, SAME_MOMENT_US, SETTLING_UNITS
 from paro_advise.policies.collective_cost import Draws, larger, smaller
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _repeat(step: Callable[[_Moments], _Moments], moments: _Moments, times: int)
     further ones may do so: the last two tell, which are taken once more from where they would begin. The larger of
     straight lines is convex, so it is straight where its ends and a moment between them lie on one line.
     """
-    settling = SETTLING_STEPS
+    settling = SETTLING_UNITS
     while times > settling + 2:
         before = moments
         for _ in range(settling):
@@ -208,7 +208,7 @@ def _gains(now: _Moments, then: _Moments, pace: Sequence[Draws]) -> bool:
     for moment, earlier, gain in zip(now, then, pace, strict=True):
         off = moment - earlier - gain
         most = abs(off) if isinstance(off, float) else float(abs(off).max())
-        if most > ROUNDING_US:
+        if most > SAME_MOMENT_US:
             return False
     return True
 

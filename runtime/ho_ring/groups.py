@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -139,8 +139,8 @@ def _named(ranks: Sequence[int]) -> Iterator[None]:
     counts[tuple(ranks)] += 1
     usual, thread = distributed_c10d._process_group_name, get_ident()  # noqa: SLF001 - there is no public way to name one
 
-    def own_name(*arguments: Any, **options: Any) -> str:
-        return name if get_ident() == thread else usual(*arguments, **options)
+    def own_name(ranks: list[int], use_hashed_name: bool) -> str:  # noqa: FBT001 - as torch calls it
+        return name if get_ident() == thread else usual(ranks, use_hashed_name)
 
     distributed_c10d._process_group_name = own_name  # type: ignore[assignment]  # noqa: SLF001
     try:

@@ -117,9 +117,9 @@ def parse_address(text: str) -> Address:
         UsageError: it is of nothing that can be reached, names no bucket or server, or holds a password, which would
             end up in reports.
     """
-    scheme, _, rest = text.partition("://")
+    scheme, sign, rest = text.partition("://")
     scheme = scheme.lower()
-    if scheme not in (*_WEB, *_STORES):
+    if sign and scheme not in (*_WEB, *_STORES):
         raise UsageError(
             f"an address must begin with one of {', '.join((*_STORES, *_WEB))}, got {scheme}",
             where=shown_address(text),
