@@ -56,8 +56,8 @@ BACKWARD_SHARE = 2 / 3  # of the arithmetic: 6 N D = 2 forward + 4 backward (Kap
 QUANTISED_PARAMETER_BYTES, QUANTISED_GRADIENT_BYTES = 1.0, 0.5
 
 # ---- units that stand many times in a row -------------------------------------------------------------------
-# By so many of them queues are through how they began, mostly; if not, twice as many are looked at.
-SETTLING_UNITS = 4  # units
+# units; by so many queues mostly do the same for each further one, if not, twice as many are looked at
+SETTLING_UNITS = 4
 SAME_MOMENT_US = 1e-6  # moments of a step, in float64, are exact to less than this
 
 # ---- overlap (docs/prediction.md, replay) -----------------------------------------------------------------
