@@ -56,10 +56,8 @@ def test_ends_that_are_apart_now_and_then_leave_the_clock_of_a_host(tmp_path):
 DRIFTING_STEP_US = 100_000.0
 
 
-@pytest.mark.parametrize("drifting", [(3,), (0,), (1, 3)], ids=str)
-@pytest.mark.parametrize("drift_ppm", [20.0, -60.0])
-def test_clocks_that_drift_part_no_collectives(drift_ppm, drifting, tmp_path):
-    """Four hosts over 3 s: at 20 us a second ends of collectives come to lie 60 us apart, more than the transfers take."""
+def drifting_run(folder, drift_ppm, drifting):
+    """Write a run of four hosts over 3 s, of which some have clocks that drift."""
     ranks = [
         TraceBuilder(rank, 4, host=f"node{rank}", clock_offset_us=5e5 * rank, gpus_per_node=1) for rank in range(4)
     ]
@@ -76,12 +74,25 @@ def test_clocks_that_drift_part_no_collectives(drift_ppm, drifting, tmp_path):
                     "AllReduce", begin * rate, (end - begin) * rate, nelems=4_000, issue=(base + place) * rate,
                     seq=4 * number + place, owners=("DistributedDataParallel.backward",),
                 )  # fmt: skip
-    analysis = analyze(write_run(tmp_path, ranks))
+    return write_run(folder, ranks)
+
+
+@pytest.mark.parametrize("drifting", [(3,), (0,), (1, 3)], ids=str)
+@pytest.mark.parametrize("drift_ppm", [20.0, -60.0])
+def test_clocks_that_drift_part_no_collectives(drift_ppm, drifting, tmp_path):
+    """At 20 us a second ends of collectives come to lie 60 us apart over 3 s, more than the transfers take."""
+    analysis = analyze(drifting_run(tmp_path, drift_ppm, drifting))
     assert sum(entry.transfer_us for entry in analysis.states.values()) == pytest.approx(4 * 50.0, abs=4 * 0.5)
     assert sum(entry.wait_us for entry in analysis.states.values()) == pytest.approx(4 * 7.0 * 1.5, abs=4 * 0.5)
     assert analysis.clock_error_us < 1.0
     (told,) = [note.message for note in analysis.data_quality if note.code == "Q340"]
     assert f"by up to {abs(drift_ppm):g} us a second" in told
+
+
+def test_what_rounds_times_is_no_drift(tmp_path):
+    """Of 0.1 us a second 0.3 us add up, less than the times of events are good for."""
+    analysis = analyze(drifting_run(tmp_path, 0.1, (3,)))
+    assert "Q340" not in {note.code for note in analysis.data_quality}
 
 
 def test_clocks_that_keep_their_distance_are_not_said_to_drift(tmp_path):

@@ -71,5 +71,25 @@ def test_the_parts_sum_up_to_the_step_and_the_straggler_does_most_of_the_work(fo
     assert max(path.work_us, key=path.work_us.get) == str(late.rank)
 
 
+def test_exposed_collectives_of_which_one_rank_is_recorded_hide_the_path(tmp_path):
+    """Two of four ranks: each reduces for 300 us with a peer on the other node, who may be what it waits for."""
+    groups = [("0", "default_pg", (0, 1, 2, 3)), ("1", "mesh_replicate", (0, 2)), ("2", "mesh_replicate", (1, 3)),
+              ("3", "mesh_shard", (0, 1))]  # fmt: skip
+    builders = [TraceBuilder(rank, 4, groups=[groups[0], groups[1 + rank], groups[3]]) for rank in range(2)]
+    for rank, builder in enumerate(builders):
+        for number in range(2):
+            base = number * 2000.0
+            builder.step(number, base, 1000.0)
+            builder.compute(base, 500.0)
+            builder.collective(
+                "AllGather", base + 500, 200, nelems=1 << 22, issue=base + 50, seq=2 * number, owners=GATHER, group="3"
+            )
+            builder.collective(
+                "AllReduce", base + 700, 300, nelems=1 << 22, issue=base + 60, seq=2 * number + 1, group=str(1 + rank),
+                owners=("FSDP::post_backward_reduce",), stream=21,
+            )  # fmt: skip
+    assert analyze(write_run(tmp_path / "run", builders)).critical_path is None
+
+
 def test_one_rank_alone_has_no_path_across_ranks(tmp_path):
     assert analyze(two_ranks(tmp_path / "run", compute_us=(150.0, 400.0)) / "rank0.json").critical_path is None

@@ -299,16 +299,26 @@ def test_backward_waits_for_reductions_that_block():
     assert (beside, blocking) == (pytest.approx(4 * 30 + 10), pytest.approx(4 * 30 + 4 * 10))
 
 
-def test_a_device_updates_what_its_rank_holds(tmp_path):
-    """Two kernels of 42 us of an optimizer whose states lie on one of two ranks each: 40 us of them are its share."""
+@pytest.mark.parametrize("is_on_device", [True, False], ids=["span of the device", "span of the host"])
+def test_a_device_updates_what_its_rank_holds(is_on_device, tmp_path):
+    """Two kernels of 42 us of an optimizer whose states lie on one of two ranks each: 40 us of them are its share.
+
+    Profilers may leave out the spans of the device: what the host's span launched tells as well.
+    """
     traces = [fsdp_rank(rank) for rank in range(2)]
     for trace in traces:
         for step in range(2):
             base = 1000.0 * step
             for start in (base + 880, base + 930):
                 trace.compute(start, 42, name="multi_tensor_apply_kernel<FusedAdamMathFunctor>")
-            trace.row("gpu_user_annotation", "Optimizer.step#AdamW.step", base + 880, 92, 7)
-            trace.row("gpu_user_annotation", "FSDP::root_post_backward_callback", base + 300, 600, 7)
+                launched = trace.events[-1]["args"]["correlation"]
+                trace.row(
+                    "cuda_runtime", "cudaLaunchKernel", base + 850 + (start - base) / 100, 1, 1, correlation=launched
+                )
+            trace.annotation("Optimizer.step#AdamW.step", base + 850, 20)
+            if is_on_device:
+                trace.row("gpu_user_annotation", "Optimizer.step#AdamW.step", base + 880, 92, 7)
+                trace.row("gpu_user_annotation", "FSDP::root_post_backward_callback", base + 300, 600, 7)
     analysis = analyze(write_run(tmp_path / "run", traces))
     assert (analysis.update.us, analysis.update.num_kernels) == (pytest.approx(84), 2)
     made = calibrate(analysis)

@@ -397,6 +397,35 @@ def test_gradients_of_gradients_of_sharded_convolutions_are_refused_in_words(a_p
     assert "a gradient of gradients must find the parameters that it needs" in refused.stderr
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("penalty_on_gains", "a gradient of gradients must find the parameters that it needs"),
+        ("penalty_on_norms", "a gradient of gradients must find the parameters that it needs"),
+        ("curvature", "a gradient of gradients must find the parameters that it needs"),
+        ("adjoint", "gradients of sharded parameters must be made by loss.backward()"),
+    ],
+)
+def test_gradients_by_autograd_that_sharded_parameters_cannot_give_are_refused_in_words(
+    program, said, a_plan, tmp_path
+):
+    """Elementwise operators read freed memory unasked; within a pass backward, gradients of None were taken for 0."""
+    worker = ROOT / "tests/workers/autograd_programs.py"
+    plain, whole = (
+        run_ranks(worker, program, plan=plan, drift="parameter_count")
+        for plan in (None, plan_for(a_plan, tmp_path / "NNG.json", "NNG"))
+    )
+    assert (plain.returncode, whole.returncode) == (0, 0), whole.stderr
+    assert [float(word) for word in whole.stdout.split()] == pytest.approx(
+        [float(word) for word in plain.stdout.split()], rel=1e-5
+    )
+    refused = run_ranks(worker, program, plan=plan_for(a_plan, tmp_path / "IIG.json", "IIG"), drift="parameter_count")
+    assert refused.returncode == 1
+    assert said in refused.stderr
+    assert refused.stdout == ""
+
+
 THAWS = """
 import torch
 import torch.distributed as dist

@@ -58,10 +58,13 @@ def critical_path(aligned: AlignedRun | None, run: Run) -> CriticalPath | None:
 
 
 def _has_unpaired(aligned: AlignedRun, run: Run) -> bool:
-    """Tell whether the steps hold transfers whose other end is not recorded: the path may run over any of them."""
+    """Tell whether the steps hold transfers whose other ends are not recorded: the path may run over any of them.
+
+    Such as the all-reduces between nodes of which one alone is recorded.
+    """
     import polars as pl
 
-    sent = aligned.table.filter(unpaired_transfers() & (pl.col("step") >= 0))
+    sent = aligned.table.filter((unpaired_transfers() | pl.col("match").is_null()) & (pl.col("step") >= 0))
     exposed = float(sent["exposed_us"].sum() or 0.0)
     return exposed > PATH_EXPOSED_SHARE * sum(step.wall_us for step in run.steps)
 

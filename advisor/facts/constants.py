@@ -35,3 +35,5 @@ STUDENT_T = (
     (1, 12.71), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (10, 2.228),
     (15, 2.131), (20, 2.086), (30, 2.042), (60, 2.0), (120, 1.98),
 )  # fmt: skip
+
+OPTIMIZER_STEP = "Optimizer.step#"  # torch.optim.Optimizer.profile_hook_step: begin of the name of its span

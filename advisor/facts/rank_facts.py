@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.facts.attribution import Attribution, Call, RunContext, attribute
-from paro_advise.advisor.facts.constants import COMPUTE_GAPS, COMPUTE_SPANS, DRAWN_STEPS, QUEUE_ROOM
+from paro_advise.advisor.facts.constants import COMPUTE_GAPS, COMPUTE_SPANS, DRAWN_STEPS, OPTIMIZER_STEP, QUEUE_ROOM
 from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.groups import with_default_group, with_mesh_groups
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from paro_advise.trace_parsers.tables import EventTables, HostSpan, ParsedSource, SourceHeader
 
-_OPTIMIZER = "Optimizer.step#"
 # Kernels of backward passes and optimizers, as torch, FlashAttention, cuDNN and Apex name them. Neither dgrad nor
 # MIOpen's igemm_bwd is one: transposed convolutions consist of them in forward.
 _TRAINING_KERNEL = re.compile(
@@ -257,7 +256,7 @@ def _step_facts(
     update_start, update_end = updates
     loading, stepping = (
         Intervals.of_pairs([(span.start_us, span.end_us) for span in events.spans if span.name.startswith(mark)])
-        for mark in (_LOADER, _OPTIMIZER)
+        for mark in (_LOADER, OPTIMIZER_STEP)
     )
     blocked = Intervals.of_pairs(events.blocking_calls)
     host = [(step.start_us, step.end_us) for step in events.steps]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.facts.constants import MAX_KERNEL_NAME, MAX_NAMED_KERNELS
+from paro_advise.advisor.facts.constants import MAX_KERNEL_NAME, MAX_NAMED_KERNELS, OPTIMIZER_STEP
 from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
 
@@ -154,11 +154,14 @@ def short_name(name: str) -> str:
 def update_kernels(events: EventTables) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return start and end of the computing kernels of the optimizer's steps (us)."""
     device = events.device
-    if not events.is_gpu or not events.updates:
+    on_host = [span for span in events.spans if span.name.startswith(OPTIMIZER_STEP)]
+    if not events.is_gpu or not (events.updates or on_host):
         return np.empty(0), np.empty(0)
-    lows, highs = np.array([(span.start_us, span.end_us) for span in events.updates]).T
+    lows, highs = np.array([(span.start_us, span.end_us) for span in events.updates or on_host]).T
     start, end = device["start_us"].to_numpy(), device["end_us"].to_numpy()
+    # Without the device's own spans the host's tell, by what they launched.
+    moment = start if events.updates else device["launch_us"].to_numpy()
     # A span begins and ends with kernels, whose times may be rounded otherwise.
-    place = np.searchsorted(lows, (start + end) / 2, side="right") - 1
-    mine = (place >= 0) & (start < highs[np.maximum(place, 0)]) & (device["kind"].to_numpy() == KernelKind.COMPUTE)
+    place = np.searchsorted(lows, (start + end) / 2 if events.updates else moment, side="right") - 1
+    mine = (place >= 0) & (moment < highs[np.maximum(place, 0)]) & (device["kind"].to_numpy() == KernelKind.COMPUTE)
     return start[mine], end[mine]

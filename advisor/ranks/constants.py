@@ -8,6 +8,7 @@ STEADY_SHARE = 0.1  # of such a distance by which it may vary between collective
 MARKED_STEP = "ProfilerStep"  # begins the label of a step that the script marks, the same on all ranks; torch.profiler
 DRIFT_ROUNDS = 3  # in which drifts of clocks are told from each other's medians; assumed: of two clocks one is enough
 LEAST_DRIFT_ENDS = 8  # of collectives in the first third of the time, and in the last, that tell a drift; assumed
+LEAST_DRIFT_US = 1.0  # us over a recording; assumed: what profilers' clocks are read and rounded to
 MOST_DRIFT = 2e-4  # us per us; oscillators of servers keep 100 ppm, two of them differ by twice as much at the most
 DRIFT_LEFT_SHARE = 0.8  # of what parts collectives' ends that is left at the most where it was a drift; assumed
 ALIGNMENT_ROUNDS = 8  # alternating medians of clock offsets; assumed: enough to settle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.sharding.optimizers.parameters import is_of_optimizer
-from paro_advise.runtime.sharding.parameters.owned import OwnedWhole
+from paro_advise.runtime.sharding.parameters.owned import Gathered, OwnedWhole
 from paro_advise.runtime.sharding.parameters.whole import current
 from paro_advise.runtime.sharding.phases.lost_gradients import has_node_hooks
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # (docs/runtime.md, versions of torch).
 _MIN_TORCH, _TESTED_TORCH = (2, 11), ((2, 13), (2, 14))
 _WATCHED = "_paro_watches_inputs"
+_CREATES_GRAPH = 2  # its place among what torch's engine takes behind the outputs
 # They look at whole rows and columns of a parameter, of which a rank has a part.
 _NEED_WHOLE = ("adafactor", "shampoo", "distributedshampoo", "soap")
 
@@ -154,16 +156,59 @@ def watch_chosen_inputs() -> None:
                 "optimizer's own",
                 hint="leave inputs out and clear the gradients that are not wanted, or choose a strategy N..",
             )
-        try:
-            original(*args, **kwargs)
-        except RuntimeError as error:
-            if not any(said in str(error) for said in _FREED):
-                raise
-            raise UsageError(
-                "a gradient of gradients must find the parameters that it needs, got sharded ones that the first "
-                "backward pass has freed (create_graph=True, such as for a gradient penalty)",
-                hint="choose a strategy that replicates parameters (N..)",
-            ) from error
+        original(*args, **kwargs)
 
     setattr(backward, _WATCHED, True)
     torch.autograd.backward = backward
+
+
+def watch_kept_parameters() -> None:
+    """Refuse gradients of gradients that need sharded parameters, which are freed after a pass.
+
+    Operators that do not look whether what autograd has kept is still there would read memory that is not theirs.
+    """
+    original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # noqa: SLF001 - the door to every pass
+    if hasattr(original, _WATCHED):
+        return
+
+    @functools.wraps(original)
+    def run_backward(
+        outputs: Sequence[torch.Tensor | torch.autograd.graph.GradientEdge], *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, ...]:
+        creates_graph = args[_CREATES_GRAPH]
+        kept: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            if (
+                type(tensor) in (torch.Tensor, nn.Parameter, Gathered)
+                and tensor.layout == torch.strided
+                and tensor.numel()
+            ):
+                storage = tensor.untyped_storage()
+                kept[storage._cdata] = storage  # noqa: SLF001 - which storage it is has no public name
+            return tensor
+
+        # Transforms of torch.func forbid these hooks.
+        watches = creates_graph and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor) if watches else nullcontext()
+        try:
+            with hooks:
+                found = original(outputs, *args, **kwargs)
+        except RuntimeError as error:
+            if any(said in str(error) for said in _FREED):
+                raise _freed() from error
+            raise
+        if any(not storage.size() for storage in kept.values()):
+            raise _freed()
+        return found
+
+    setattr(run_backward, _WATCHED, True)
+    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined,assignment]  # noqa: SLF001
+
+
+def _freed() -> UsageError:
+    return UsageError(
+        "a gradient of gradients must find the parameters that it needs, got sharded ones that a pass before has freed "
+        "(create_graph=True, such as for a gradient penalty, or a pass within a pass)",
+        hint="choose a strategy that replicates parameters (N..)",
+    )

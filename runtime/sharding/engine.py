@@ -19,7 +19,7 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
-from paro_advise.runtime.sharding.checks import watch_chosen_inputs
+from paro_advise.runtime.sharding.checks import watch_chosen_inputs, watch_kept_parameters
 from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
 from paro_advise.runtime.sharding.exports import watch_exports
@@ -233,6 +233,7 @@ class Engine:
         if self.levels.parameter == Level.N:
             self._start_replicated()
         watch_chosen_inputs()
+        watch_kept_parameters()
         watch_exports()
         # Registered last and put first: nothing may read parameters or add gradients before.
         for unit in self.units:

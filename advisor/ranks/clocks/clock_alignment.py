@@ -18,6 +18,7 @@ from paro_advise.advisor.ranks.constants import (
     DRIFT_LEFT_SHARE,
     DRIFT_ROUNDS,
     LEAST_DRIFT_ENDS,
+    LEAST_DRIFT_US,
     MARKED_STEP,
     MOST_DRIFT,
     SAME_CLOCK_US,
@@ -373,7 +374,8 @@ def _drifts(ends: _Ends, after_us: NDArray[np.float64], num_clocks: int) -> NDAr
     )
     is_clocks = (seen >= LEAST_DRIFT_ENDS) & (np.abs(drift) < MOST_DRIFT)
     is_less = spread_us() < DRIFT_LEFT_SHARE * spread_before_us
-    return np.where(is_clocks & is_less, drift, 0.0)
+    told = np.where(is_clocks & is_less, drift, 0.0)
+    return told if float(np.ptp(told) * np.ptp(after_us)) > LEAST_DRIFT_US else np.zeros(num_clocks)
 
 
 def _ends_of(joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]) -> _Ends:

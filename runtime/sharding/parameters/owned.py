@@ -183,7 +183,7 @@ class OwnedWhole(Owned, WholeTensor):
         Raises:
             UsageError: the script is not FSDP2's.
         """
-        keeper = keeper_of(self)
+        keeper = _keeper_in_any_pass(self)
         if keeper is not None and not keeper.is_of_fsdp2:
             raise made_by_autograd()
 
@@ -400,8 +400,10 @@ def free_replaced(parameter: torch.Tensor) -> None:
 
 def keeper_of(parameter: torch.Tensor) -> Keeper | None:
     """Return what keeps the gradients of a parameter, for a script; FSDP2 itself looks at them inside of backward."""
-    if is_in_backward():
-        return None
+    return None if is_in_backward() else _keeper_in_any_pass(parameter)
+
+
+def _keeper_in_any_pass(parameter: torch.Tensor) -> Keeper | None:
     known = parameter.__dict__.get(_KEEPER)
     found: Keeper | None = known() if known is not None else None
     return found
