@@ -99,9 +99,6 @@ def _exposed_state(analysis: Analysis, state: str, code: str) -> FindingEntry:
     exposed = entry.exposed_us or 0.0
     if exposed >= FINDING_SHARE * step:
         saving = exposed - _kept_wait(analysis, state)
-        if analysis.critical_path and not analysis.run.collectives_use_cores:
-            # What is exposed on ranks that wait for another's work in the end gains nothing.
-            saving = min(saving, analysis.critical_path.transfer_us.get(state, 0.0))
         return _finding(code, APPLIES, f"{state} communication is exposed: {entry.text}", saving)
     return _finding(code, DOES_NOT_APPLY, f"{state} communication: {entry.text}")
 
