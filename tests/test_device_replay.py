@@ -231,6 +231,11 @@ def test_a_pace_that_only_seems_to_go_on_is_followed_step_by_step():
     assert _repeat(step, start, 16) == moments
 
 
+def test_units_that_never_end_are_not_taken_to_settle():
+    forever = (Leg(alone=math.inf, port=0.0, fabric=0.0),)
+    assert micro_batch_us(units(30, gather=on_port(10), again=forever, reduce=forever), AT_ONCE) == math.inf
+
+
 def test_few_of_the_units_that_stand_many_times_in_a_row_are_looked_at(monkeypatch):
     """By the calls that units make of the links, of 1,000 which wait for links and of 1,000 which compute."""
     from paro_advise.advisor.prediction import device_replay
@@ -315,7 +320,8 @@ def test_a_device_updates_what_its_rank_holds(is_on_device, tmp_path):
                 trace.row(
                     "cuda_runtime", "cudaLaunchKernel", base + 850 + (start - base) / 100, 1, 1, correlation=launched
                 )
-            trace.annotation("Optimizer.step#AdamW.step", base + 850, 20)
+            trace.annotation("Optimizer.step#ZeroRedundancyOptimizer.step", base + 850, 20)
+            trace.annotation("Optimizer.step#AdamW.step", base + 855, 4)
             if is_on_device:
                 trace.row("gpu_user_annotation", "Optimizer.step#AdamW.step", base + 880, 92, 7)
                 trace.row("gpu_user_annotation", "FSDP::root_post_backward_callback", base + 300, 600, 7)

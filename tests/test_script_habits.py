@@ -426,6 +426,23 @@ def test_gradients_by_autograd_that_sharded_parameters_cannot_give_are_refused_i
     assert refused.stdout == ""
 
 
+def test_what_changed_since_a_pass_that_makes_a_graph_is_still_refused_by_torch(monkeypatch):
+    """Torch compares versions itself only of what no hook has kept: 20 and 30 would come in the place of 2 and 3."""
+    torch = pytest.importorskip("torch")
+    from paro_advise.runtime.sharding.checks import watch_kept_parameters
+
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
+    watch_kept_parameters()
+    weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+    values, vector = (torch.ones(2, requires_grad=True) for _ in range(2))
+    (product,) = torch.autograd.grad(values * weight, values, vector, create_graph=True)
+    assert torch.autograd.grad(product.sum(), vector, retain_graph=True)[0].tolist() == [2.0, 3.0]
+    with torch.no_grad():
+        weight.mul_(10)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(product.sum(), vector)
+
+
 THAWS = """
 import torch
 import torch.distributed as dist

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.facts.constants import MAX_KERNEL_NAME, MAX_NAMED_KERNELS, OPTIMIZER_STEP
+from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
 
@@ -157,7 +158,9 @@ def update_kernels(events: EventTables) -> tuple[NDArray[np.float64], NDArray[np
     on_host = [span for span in events.spans if span.name.startswith(OPTIMIZER_STEP)]
     if not events.is_gpu or not (events.updates or on_host):
         return np.empty(0), np.empty(0)
-    lows, highs = np.array([(span.start_us, span.end_us) for span in events.updates or on_host]).T
+    # One optimizer may step within another.
+    spans = Intervals.of_pairs([(span.start_us, span.end_us) for span in events.updates or on_host])
+    lows, highs = spans.start_us, spans.end_us
     start, end = device["start_us"].to_numpy(), device["end_us"].to_numpy()
     # Without the device's own spans the host's tell, by what they launched.
     moment = start if events.updates else device["launch_us"].to_numpy()

@@ -208,7 +208,7 @@ def _gains(now: _Moments, then: _Moments, pace: Sequence[Draws]) -> bool:
     for moment, earlier, gain in zip(now, then, pace, strict=True):
         off = moment - earlier - gain
         most = abs(off) if isinstance(off, float) else float(abs(off).max())
-        if most > SAME_MOMENT_US:
+        if not most <= SAME_MOMENT_US:  # nor where times are infinite
             return False
     return True
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from contextlib import contextmanager
-from threading import get_ident
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 _DESCRIPTION = "paro_advise"
+_GIVES_NAMES = "_paro_gives_names"
+_given_name: ContextVar[str] = ContextVar("name of the group that is made", default="")
 
 
 def backends_of(group: dist.ProcessGroup | None = None) -> dict[str, str]:
@@ -79,8 +82,9 @@ class Subgroups:
     def __init__(self, partitions: Iterable[Sequence[Sequence[int]]] = ()) -> None:
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for groups in partitions:
-            mine = next((tuple(ranks) for ranks in groups if dist.get_rank() in ranks), ())
-            if len(mine) > 1 and mine not in self._made:
+            mine = next(tuple(ranks) for ranks in groups if dist.get_rank() in ranks)
+            # All ranks decide alike: where a communicator is split all take part.
+            if len(groups[0]) > 1 and mine not in self._made:
                 self._made[mine] = _own_of(groups, mine)
 
     def of(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
@@ -137,13 +141,23 @@ def _named(ranks: Sequence[int]) -> Iterator[None]:
         f"{_DESCRIPTION} {list(ranks)} {counts[tuple(ranks)]}".encode(), usedforsecurity=False
     ).hexdigest()
     counts[tuple(ranks)] += 1
-    usual, thread = distributed_c10d._process_group_name, get_ident()  # noqa: SLF001 - there is no public way to name one
-
-    def own_name(ranks: list[int], use_hashed_name: bool) -> str:  # noqa: FBT001 - as torch calls it
-        return name if get_ident() == thread else usual(ranks, use_hashed_name)
-
-    distributed_c10d._process_group_name = own_name  # type: ignore[assignment]  # noqa: SLF001
+    _let_names_be_given()
+    token = _given_name.set(name)
     try:
         yield
     finally:
-        distributed_c10d._process_group_name = usual  # noqa: SLF001
+        _given_name.reset(token)
+
+
+def _let_names_be_given() -> None:
+    """Have torch ask for the name that this thread gives to the group that it makes."""
+    usual = distributed_c10d._process_group_name  # noqa: SLF001 - there is no public way to name a group
+    if hasattr(usual, _GIVES_NAMES):
+        return
+
+    @functools.wraps(usual)
+    def given_name(ranks: list[int], use_hashed_name: bool) -> str:  # noqa: FBT001 - as torch calls it
+        return _given_name.get() or usual(ranks, use_hashed_name)
+
+    setattr(given_name, _GIVES_NAMES, True)
+    distributed_c10d._process_group_name = given_name  # type: ignore[assignment]  # noqa: SLF001

@@ -175,30 +175,29 @@ def watch_kept_parameters() -> None:
     def run_backward(
         outputs: Sequence[torch.Tensor | torch.autograd.graph.GradientEdge], *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, ...]:
-        creates_graph = args[_CREATES_GRAPH]
         kept: dict[int, torch.UntypedStorage] = {}
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            if (
-                type(tensor) in (torch.Tensor, nn.Parameter, Gathered)
-                and tensor.layout == torch.strided
-                and tensor.numel()
-            ):
-                storage = tensor.untyped_storage()
-                kept[storage._cdata] = storage  # noqa: SLF001 - which storage it is has no public name
-            return tensor
+        def keep(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+            whole = tensor._base if tensor._is_view() else tensor  # noqa: SLF001 - what a view is of has no public name
+            if isinstance(whole, Gathered):
+                storage = whole.untyped_storage()
+                kept[storage._cdata] = storage  # noqa: SLF001
+            return tensor, tensor._version  # noqa: SLF001
 
         # Transforms of torch.func forbid these hooks.
-        watches = creates_graph and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
-        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor) if watches else nullcontext()
+        watches = args[_CREATES_GRAPH] and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, _unchanged) if watches else nullcontext()
         try:
             with hooks:
                 found = original(outputs, *args, **kwargs)
+            is_freed = any(not storage.size() for storage in kept.values())
         except RuntimeError as error:
             if any(said in str(error) for said in _FREED):
                 raise _freed() from error
             raise
-        if any(not storage.size() for storage in kept.values()):
+        finally:
+            kept.clear()  # the graph that is made holds the hook
+        if is_freed:
             raise _freed()
         return found
 
@@ -206,9 +205,21 @@ def watch_kept_parameters() -> None:
     torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined,assignment]  # noqa: SLF001
 
 
+def _unchanged(kept: tuple[torch.Tensor, int]) -> torch.Tensor:
+    """Return what autograd has kept; torch itself asks for its version only where nothing hooks it."""
+    tensor, version = kept
+    if tensor._version != version:  # noqa: SLF001 - has no public name
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "  # noqa: SLF001
+            f"expected version {version} instead"
+        )
+    return tensor
+
+
 def _freed() -> UsageError:
     return UsageError(
-        "a gradient of gradients must find the parameters that it needs, got sharded ones that a pass before has freed "
+        "a gradient of gradients must find the parameters that it needs, got sharded ones that each pass frees "
         "(create_graph=True, such as for a gradient penalty, or a pass within a pass)",
         hint="choose a strategy that replicates parameters (N..)",
     )

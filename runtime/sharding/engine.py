@@ -232,8 +232,9 @@ class Engine:
         """Begin to take gradients, once all units are at rest."""
         if self.levels.parameter == Level.N:
             self._start_replicated()
+        else:
+            watch_kept_parameters()
         watch_chosen_inputs()
-        watch_kept_parameters()
         watch_exports()
         # Registered last and put first: nothing may read parameters or add gradients before.
         for unit in self.units:

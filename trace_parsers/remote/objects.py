@@ -123,7 +123,7 @@ def parse_address(text: str) -> Address:
         raise UsageError(
             f"an address must begin with one of {', '.join((*_STORES, *_WEB))}, got {scheme}",
             where=shown_address(text),
-            hint="a file here is given by its path alone" if scheme == "file" else "copy what is there to this machine",
+            hint="a file or folder of this machine is given by its path alone",
         )
     place, _, key = rest.partition("/")
     user, sign, host = place.rpartition("@")

@@ -81,14 +81,23 @@ def _pandas() -> Check:
 
 def _cache() -> Check:
     from paro_advise.advisor.facts.reading.cache import default_cache
-    from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
+    from paro_advise.errors import UsageError
+    from paro_advise.trace_parsers.remote.objects import is_remote, parse_address, shown_address
 
     place = default_cache()
+    if is_remote(place):
+        try:
+            parse_address(place)
+        except UsageError as error:
+            return Check(
+                name="cache of facts", ok=False, found=shown_address(place), help=f"PARO_ADVISE_CACHE: {error.what}"
+            )
+        return Check(name="cache of facts", ok=True, found=shown_address(place), help="")
     folder = Path(place)
     parent = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     return Check(
         name="cache of facts",
-        ok=is_remote(place) or os.access(parent, os.W_OK),
-        found=shown_address(place) if is_remote(place) else place,
+        ok=os.access(parent, os.W_OK),
+        found=place,
         help="set PARO_ADVISE_CACHE to a writable folder",
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.facts.constants import CACHE_BYTES
 from paro_advise.errors import InputError, OutputError
 from paro_advise.trace_parsers.notice import Notice, Severity
-from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
+from paro_advise.trace_parsers.remote.objects import is_remote, parse_address, shown_address
 from paro_advise.trace_parsers.remote.store import exists, read_whole, upload
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def usable_cache(cache: str | None) -> tuple[str | None, Notice | None]:
     """
     if cache is None or not is_remote(cache):
         return cache, None
+    parse_address(cache)
     try:
         exists(f"{cache.rstrip('/')}/none.facts")
     except OutputError as error:
