@@ -33,6 +33,8 @@ from paro_advise.errors import ParoAdviseError
 from paro_advise.trace_parsers.discover import find_inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paro_advise.policies.collective_cost import Draws
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "nccl_like"
@@ -103,7 +105,7 @@ def rank_correlation(rows: list[Row]) -> float:
     return float(np.corrcoef(order[0], order[1])[0, 1])
 
 
-def own_ports(units: list[UnitWork], queues: Queues) -> Draws:
+def own_ports(units: Sequence[UnitWork], queues: Queues) -> Draws:
     """Replay a micro-batch in which what goes between groups takes no link from anything else."""
     apart = [
         unit._replace(between=tuple(Leg(alone=leg.alone, port=0.0, fabric=0.0) for leg in unit.between))
