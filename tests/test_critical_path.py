@@ -71,6 +71,27 @@ def test_the_parts_sum_up_to_the_step_and_the_straggler_does_most_of_the_work(fo
     assert max(path.work_us, key=path.work_us.get) == str(late.rank)
 
 
+def test_no_more_can_be_saved_than_lies_on_the_path(tmp_path):
+    """Rank 1 arrives 900 us after rank 0 and computes 400 us more beside the gather, which rank 0 waits for idly.
+
+    200 us of the transfer are exposed on rank 0, yet all of the step is rank 1's own work.
+    """
+    builders = [TraceBuilder(rank, 2) for rank in range(2)]
+    for number in range(4):
+        base = number * 2000.0
+        for builder, arrival, computed in zip(builders, (100.0, 1000.0), (800.0, 1400.0), strict=True):
+            builder.step(number, base, max(1300.0, computed))
+            builder.compute(base, computed)
+            builder.collective(
+                "AllGather", base + arrival, 1200 - arrival, nelems=1 << 22, issue=base + 50, seq=number, owners=GATHER
+            )
+    analysis = analyze(write_run(tmp_path / "run", builders))
+    assert sum(analysis.critical_path.work_us.values()) == pytest.approx(1400.0, abs=0.1)
+    assert analysis.critical_path.transfer_us == {}
+    (finding,) = [item for item in analysis.findings if item.code == "PARO010"]
+    assert (finding.status, finding.saving_us) == ("applies", 0.0)
+
+
 def test_exposed_collectives_of_which_one_rank_is_recorded_hide_the_path(tmp_path):
     """Two of four ranks: each reduces for 300 us with a peer on the other node, who may be what it waits for."""
     groups = [("0", "default_pg", (0, 1, 2, 3)), ("1", "mesh_replicate", (0, 2)), ("2", "mesh_replicate", (1, 3)),

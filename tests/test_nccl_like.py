@@ -245,12 +245,14 @@ def test_of_ranks_that_are_slow_together_all_would_be_healed(folder):
 
 
 @pytest.mark.parametrize("folder", recorded("nccl_like", ["fsdp2-straggler"]))
-def test_all_that_does_not_wait_for_the_straggler_may_be_saved(folder):
-    """While all ranks have arrived, 2.38 ms of parameters and 2.25 ms of gradients are exposed: told from raw traces."""
-    analysis = analyze(folder / "traces")
-    found = {item.code: item.saving_us for item in analysis.findings}
-    assert 2_380 <= found["PARO010"] < analysis.states["parameter"].exposed_us / 2
-    assert 2_250 <= found["PARO011"] < analysis.states["gradient"].exposed_us / 2
+def test_beside_a_straggler_what_may_be_saved_holds_what_is_and_not_what_others_expose(folder):
+    """While all ranks have arrived, 2.38 ms of parameters and 2.25 ms of gradients are exposed: told from raw traces.
+
+    The straggler works on meanwhile: the best of all ways is known to gain 0.65 ms.
+    """
+    gain_us = 72_705.2 - 72_054.4  # of the run's counterfactuals: GGG as it is, GNG with HO-Ring
+    found = {item.code: item.saving_us for item in analyze(folder / "traces").findings}
+    assert gain_us <= found["PARO010"] + found["PARO011"] <= 2_380
 
 
 @pytest.mark.parametrize("folder", recorded("nccl_like", ["fsdp2-straggler"]))

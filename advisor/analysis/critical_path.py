@@ -48,7 +48,7 @@ def critical_path(aligned: AlignedRun | None, run: Run) -> CriticalPath | None:
     transfer: dict[str, float] = {}
     for label in steps:
         _walk(windows[label], stops.get(label, {}), local, transfer)
-    if not steps or not transfer:
+    if not any(label in stops for label in steps):
         return None
     return CriticalPath(
         work_us={str(rank): time / len(steps) for rank, time in sorted(local.items())},

@@ -98,7 +98,7 @@ def _exposed_state(analysis: Analysis, state: str, code: str) -> FindingEntry:
     entry = analysis.states[state]
     exposed = entry.exposed_us or 0.0
     if exposed >= FINDING_SHARE * step:
-        saving = exposed - _kept_wait(analysis, state)
+        saving = _on_path(analysis, state, exposed - _kept_wait(analysis, state))
         return _finding(code, APPLIES, f"{state} communication is exposed: {entry.text}", saving)
     return _finding(code, DOES_NOT_APPLY, f"{state} communication: {entry.text}")
 
@@ -115,6 +115,16 @@ def _kept_wait(analysis: Analysis, state: str) -> float:
     total = sum(waits.values())
     late = max([analysis.late_once_us, *(item.lateness_us for item in analysis.stragglers)])
     return waits[state] * min(1.0, late / total) if total else 0.0
+
+
+def _on_path(analysis: Analysis, state: str, saving_us: float) -> float:
+    """Return no more of a saving than the state's transfers on the critical path: a step gains no more without them.
+
+    Fast ranks expose transfers while a late one works on. On a CPU that work has more cores without transfers.
+    """
+    if analysis.critical_path is None or analysis.run.collectives_use_cores:
+        return saving_us
+    return min(saving_us, analysis.critical_path.transfer_us.get(state, 0.0))
 
 
 def _exposed_other(analysis: Analysis) -> FindingEntry:
@@ -136,7 +146,8 @@ def _exposed_other(analysis: Analysis) -> FindingEntry:
         awaited = min(
             entry.exposed_wait_us or 0.0, max((group.excess_us for group in analysis.slow_groups), default=0.0)
         )
-        return _finding(code, APPLIES, f"{kind} is exposed: {what}; {entry.text}", exposed - awaited)
+        saving = _on_path(analysis, "other", exposed - awaited)
+        return _finding(code, APPLIES, f"{kind} is exposed: {what}; {entry.text}", saving)
     return _finding(code, DOES_NOT_APPLY, f"communication that moves no model state: {entry.text}")
 
 

@@ -73,7 +73,7 @@ def findings_table(analysis: Analysis) -> Table:
                 Cell(text=item.code),
                 Cell(text=item.status),
                 Cell(text=item.text),
-                number(item.saving_us, "" if item.saving_us is None else f"up to {time_text(item.saving_us)}"),
+                number(item.saving_us, f"up to {time_text(item.saving_us)}" if item.saving_us else ""),
             ),
         )
         for item in analysis.findings

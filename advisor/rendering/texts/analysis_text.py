@@ -291,7 +291,7 @@ def _finding_lines(analysis: Analysis) -> list[str]:
     found = analysis.findings
     lines = []
     for number, item in enumerate((item for item in found if item.status == APPLIES), start=1):
-        saving = f"  (up to {time_text(-item.saving_us)})" if item.saving_us is not None else ""
+        saving = f"  (up to {time_text(-item.saving_us)})" if item.saving_us else ""
         lines.append(f"  {number}. {item.code}  {item.text}{saving}")
     missing: dict[str, list[str]] = {}
     for item in found:
