@@ -20,4 +20,4 @@ def test_data_loading_that_holds_another_rank_in_each_step_is_named(tmp_path):
     assert run.stragglers == ()
     assert run.late_once_us == pytest.approx(4000.0, rel=0.05)
     (finding,) = [item for item in run.findings if item.code == "PARO030"]
-    assert "in each step one is late by its own doing, mostly while it waits for its DataLoader," in finding.text
+    assert "again and again one is late by its own doing, mostly while it waits for its DataLoader," in finding.text

@@ -447,7 +447,7 @@ def test_another_late_rank_in_each_step_is_waited_for_under_any_strategy(tmp_pat
     assert run.late_once_us == pytest.approx(paused_us, rel=0.05)
     (finding,) = [item for item in run.findings if item.code == "PARO030"]
     assert finding.status == "applies"
-    assert "in each step one is late by its own doing, and the others wait" in finding.text
+    assert "again and again one is late by its own doing, and the others wait" in finding.text
     # Seven of eight ranks wait, and that is no saving of another strategy's.
     (exposed,) = [item for item in run.findings if item.code == "PARO010"]
     entry = run.states["parameter"]
