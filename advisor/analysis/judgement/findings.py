@@ -365,8 +365,8 @@ def _not_late(lateness: Lateness, least_us: float, loading_us: float) -> Finding
             code,
             APPLIES,
             f"no rank is late in most steps, but again and again one is late by its own doing{loads}, and the others "
-            f"wait for it ({time_text(lateness.once_us)} a step on average, overlapped or exposed), as they would under "
-            "any strategy",
+            f"wait for it ({time_text(lateness.once_us)} a step on average, overlapped or exposed), as they would "
+            "under any strategy",
         )
     return _finding(code, DOES_NOT_APPLY, "no rank causes most of the waiting in more steps than chance explains")
 
