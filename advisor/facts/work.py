@@ -156,11 +156,11 @@ def update_kernels(events: EventTables) -> tuple[NDArray[np.float64], NDArray[np
     """Return start and end of the computing kernels of the optimizer's steps (us)."""
     device = events.device
     on_host = [span for span in events.spans if span.name.startswith(OPTIMIZER_STEP)]
-    if not events.is_gpu or not (events.updates or on_host):
-        return np.empty(0), np.empty(0)
     # One optimizer may step within another.
     spans = Intervals.of_pairs([(span.start_us, span.end_us) for span in events.updates or on_host])
     lows, highs = spans.start_us, spans.end_us
+    if not events.is_gpu or not len(lows):
+        return np.empty(0), np.empty(0)
     start, end = device["start_us"].to_numpy(), device["end_us"].to_numpy()
     # Without the device's own spans the host's tell, by what they launched.
     moment = start if events.updates else device["launch_us"].to_numpy()
