@@ -105,6 +105,22 @@ def test_two_ranks_that_are_late_in_turn_are_both_named(tmp_path):
     assert "rank 5 in 50%" in finding.text
 
 
+@pytest.mark.parametrize(("every", "world", "steps"), [(2, 8, 8), (4, 16, 12)])
+def test_a_rank_that_is_late_in_every_few_steps_is_named_beside_jitter(tmp_path, every, world, steps):
+    """Each computation takes up to a third longer, so ranks wait in every step; rank 5 is late by more in some."""
+    chance = random.Random(11)
+    slow = [[2.0 if rank == 5 and not step % every else 1.0 for rank in range(world)] for step in range(steps)]
+    jitter = lambda: 1.0 + 0.3 * chance.random()  # noqa: E731
+    run = analyze(ring_run(tmp_path / "run", slow_steps=slow, jitter=jitter, world=world, steps=steps))
+    (late,) = run.stragglers
+    assert (late.rank, late.share_of_steps, late.cause) == (5, 1 / every, "late compute")
+    assert late.chance is not None
+    # That one of equal ranks leads all of the worst steps is the world size to the power of these less one, at least.
+    assert world ** (1 - steps // every) <= late.chance <= 0.25
+    equal = ring_run(tmp_path / "equal", jitter=jitter, world=world, steps=steps)
+    assert analyze(equal).stragglers == ()
+
+
 def test_two_ranks_of_different_pairs_that_are_late_in_turn_are_both_named(tmp_path):
     """Tensor parallel pairs: each of the two meets one other rank, both together three."""
     builders = [

@@ -121,23 +121,23 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
     late = _slow_set(costs, facts, node_of or {}, least_us) or _late_node(costs, facts, node_of or {}, least_us)
     if late:
         return Lateness(stragglers=(late,), num_steps=costs.num_steps, num_ranks=len(facts), once_us=costs.once_us)
-    leaders, chance = costs.leaders(least_us, len(facts))
-    is_decided = chance <= STRAGGLER_MAX_CHANCE
+    leaders = costs.leaders(least_us, len(facts))
+    is_decided = leaders.chance <= STRAGGLER_MAX_CHANCE
     found = [
         Straggler(
             rank=rank,
             lateness_us=costs.bounded_us(rank),
-            share_of_steps=costs.led[rank] / costs.num_steps,
+            share_of_steps=leaders.led[rank] / costs.num_steps,
             cause=_cause(rank, facts),
-            chance=chance,
-            alike=(mates := _slow_mates(rank, facts, node_of or {}) if len(leaders) == 1 else ()),
+            chance=leaders.chance,
+            alike=(mates := _slow_mates(rank, facts, node_of or {}) if len(leaders.ranks) == 1 else ()),
             are_of_one_node=bool(mates),
         )
-        for rank in leaders
+        for rank in leaders.ranks
     ]
     return Lateness(
         stragglers=tuple(sorted(found, key=lambda item: (-item.lateness_us, item.rank))) if is_decided else (),
-        undecided=() if is_decided else tuple(sorted(leaders)),
+        undecided=() if is_decided else tuple(sorted(leaders.ranks)),
         num_steps=costs.num_steps,
         num_ranks=len(facts),
         once_us=costs.once_us,
@@ -211,15 +211,17 @@ def _late_alone(
         return None
     # In other steps another rank of the node may be the one that is slower.
     caused_us = costs.caused_us(rank, slower)
-    led = sum(
-        us >= STRAGGLER_WAIT_SHARE * costs.all_us[label] for label, us in caused_us.items() if label in costs.waited
-    )
-    chance = chance_of_leading(led, len(costs.waited), num_ranks)
-    lateness_us, share = sum(caused_us.values()) / costs.num_steps, led / costs.num_steps
-    leads = led >= STRAGGLER_STEPS_SHARE * len(costs.waited) and share >= STRAGGLER_LEAST_SHARE
-    if not leads or lateness_us < least_us or chance > STRAGGLER_MAX_CHANCE:
+    lateness_us = sum(caused_us.values()) / costs.num_steps
+    if lateness_us < least_us:
         return None
-    return Straggler(rank=rank, lateness_us=lateness_us, share_of_steps=share, cause=cause, chance=chance)
+    for number, labels in enumerate(costs.waited):
+        led = sum(caused_us.get(label, 0.0) >= STRAGGLER_WAIT_SHARE * costs.all_us[label] for label in labels)
+        chance = chance_of_leading(led, len(labels), num_ranks) * (len(costs.waited) if number else 1)
+        share = led / costs.num_steps
+        leads = led >= STRAGGLER_STEPS_SHARE * len(labels) and share >= STRAGGLER_LEAST_SHARE
+        if leads and chance <= STRAGGLER_MAX_CHANCE:
+            return Straggler(rank=rank, lateness_us=lateness_us, share_of_steps=share, cause=cause, chance=chance)
+    return None
 
 
 def _slow_set(

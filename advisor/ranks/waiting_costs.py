@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import comb, exp, inf, lgamma, log, log1p
 from typing import TYPE_CHECKING
@@ -119,14 +119,31 @@ def delays_of(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leaders:
+    """Ranks that cause most of the waiting.
+
+    Attributes:
+        ranks: one, or two in turn; () where none leads.
+        chance: at most, that equal ranks would lead so.
+        led: in how many steps each rank causes most of the waiting.
+    """
+
+    ranks: tuple[int, ...] = ()
+    chance: float = 1.0
+    led: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """What late ranks cost by their own doing: each rank by step, and all of them by step.
 
     What a late end carried on is left out of both: it is the cost of a rank that was late before, or of a link.
 
     Attributes:
-        led: in how many steps in which ranks wait a rank causes most of it, and so much of it that it counts.
-        waited: labels of the steps in which ranks wait: in others one is the last by what clocks differ.
+        worst: of each step, the rank that causes most of the waiting, if so much of it that it counts.
+        waited: labels of the steps in which ranks wait: in others one is the last by what clocks differ. Behind these
+            the labels of those in which they wait twice as long or longer, four times, and so on while the steps are
+            several: what ranks are late by chance in each step hides one that is late by more in some.
         met: the first and the number of the ranks at the collectives at which a rank costs most.
         excess_us: by how much a rank's own time in a step is longer than the others' median, at least 0.
         most_us: by how much a rank can be late in a step by its own doing, however often ranks that run ahead of it
@@ -136,8 +153,8 @@ class Costs:
 
     own_us: dict[int, dict[str, float]]
     all_us: dict[str, float]
-    led: Counter[int]
-    waited: frozenset[str]
+    worst: dict[str, int]
+    waited: tuple[frozenset[str], ...]
     met: dict[int, tuple[int, int]]
     excess_us: dict[int, dict[str, float]]
     most_us: dict[int, dict[str, float]]
@@ -213,45 +230,62 @@ class Costs:
                 group, of_groups = group_of.get(rank, -1), by_step.setdefault(label, {})
                 of_groups[group] = of_groups.get(group, 0.0) + cost
         led: Counter[int] = Counter()
-        for label in self.waited & by_step.keys():
+        for label in self.waited[0] & by_step.keys():
             of_groups = by_step[label]
             group, cost = max(of_groups.items(), key=lambda item: item[1])
             led[group] += cost >= STRAGGLER_WAIT_SHARE * self.all_us[label]
         return led
 
-    def leaders(self, least_us: float, num_ranks: int) -> tuple[tuple[int, ...], float]:
-        """Return the rank, or the two, that cause most in most steps, and the chance of that among equal ranks.
+    def leaders(self, least_us: float, num_ranks: int) -> Leaders:
+        """Return the rank, or the two, that cause most in most steps, or in most of those in which ranks wait longest.
 
         Ranks are compared with those that they meet where they are late: a pair that alone communicates leads in
-        every step, one of the two in every second.
+        every step, one of the two in every second. Which steps are the worst says nothing of who is late in them, so
+        that the chance holds for each choice of steps; that there are several choices counts (Boole's inequality).
 
         Args:
             least_us: that a rank must cost in a step beyond what others do on average.
             num_ranks: that could have been late.
         """
-        if len(self.waited) < least_steps(num_ranks):
-            return (), 1.0
-        found: tuple[tuple[int, ...], float] = (), 1.0
-        most = [rank for rank, _ in self.led.most_common(2)]
+        undecided = Leaders()
+        for number, labels in enumerate(self.waited):
+            if len(labels) < least_steps(num_ranks):
+                break
+            found = self._leaders_in(labels, least_us, num_ranks)
+            if number:
+                found = replace(found, chance=min(1.0, len(self.waited) * found.chance))
+            if found.ranks and found.chance <= STRAGGLER_MAX_CHANCE:
+                return found
+            if not undecided.ranks:
+                undecided = found
+        return undecided
+
+    def _leaders_in(self, labels: frozenset[str], least_us: float, num_ranks: int) -> Leaders:
+        """Return the rank, or the two, that cause most in most of these steps."""
+        led = Counter(self.worst[label] for label in labels & self.worst.keys())
+        found = Leaders(led=led)
+        most = [rank for rank, _ in led.most_common(2)]
         for leaders in (most[:1], most):
-            if leaders and len(leaders) < num_ranks and self._lead(leaders, least_us, num_ranks):
+            if leaders and len(leaders) < num_ranks and self._lead(leaders, led, len(labels), least_us, num_ranks):
                 groups = {self.met[rank] for rank in leaders}
                 equals = min(num_ranks, sum(size for _, size in groups))
-                led = sum(self.led[rank] for rank in leaders)
-                chance = chance_of_leading(led, len(self.waited), equals, len(leaders))
-                if not found[0] or chance <= STRAGGLER_MAX_CHANCE < found[1]:
-                    found = tuple(leaders), chance
+                num_led = sum(led[rank] for rank in leaders)
+                chance = chance_of_leading(num_led, len(labels), equals, len(leaders))
+                if not found.ranks or chance <= STRAGGLER_MAX_CHANCE < found.chance:
+                    found = Leaders(ranks=tuple(leaders), chance=chance, led=led)
         return found
 
-    def _lead(self, leaders: Sequence[int], least_us: float, num_ranks: int) -> bool:
-        """Tell whether each of these ranks has its part of most steps, and costs more than what is usual."""
+    def _lead(
+        self, leaders: Sequence[int], num_led: Counter[int], num_steps: int, least_us: float, num_ranks: int
+    ) -> bool:
+        """Tell whether each of these ranks has its part of most of so many steps, and costs more than what is usual."""
         total = sum(self.all_us.values())
-        costs, led = [self.own(rank) for rank in leaders], [self.led[rank] for rank in leaders]
+        costs, led = [self.own(rank) for rank in leaders], [num_led[rank] for rank in leaders]
         usual_us = (total - sum(costs)) / (num_ranks - len(leaders))
         return (
             sum(costs) >= STRAGGLER_WAIT_SHARE * total
-            and sum(led) >= STRAGGLER_STEPS_SHARE * len(self.waited)
-            and min(led) >= STRAGGLER_STEPS_SHARE * len(self.waited) / len(leaders)
+            and sum(led) >= STRAGGLER_STEPS_SHARE * num_steps
+            and min(led) >= STRAGGLER_STEPS_SHARE * num_steps / len(leaders)
             and sum(led) >= STRAGGLER_LEAST_SHARE * self.num_steps
             and min(costs) - usual_us >= least_us * self.num_steps
         )
@@ -309,6 +343,19 @@ def _medians_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return (nth((count - 2) // 2) + nth((count - 1) // 2)) / 2
 
 
+def _waited(all_us: Mapping[str, float], least_us: float) -> tuple[frozenset[str], ...]:
+    """Return the steps in which ranks wait so long (us), then those of twice that and more while there are several."""
+    found = [frozenset(label for label, cost in all_us.items() if cost >= least_us)]
+    while least_us > 0 and len(found[-1]) > 1:
+        least_us *= 2
+        labels = frozenset(label for label in found[-1] if all_us[label] >= least_us)
+        if labels != found[-1] and len(labels) > 1:
+            found.append(labels)
+        elif not labels:
+            break
+    return tuple(found)
+
+
 def costs_of(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]], least_us: float) -> Costs:
     """Sum up delays (``delays_of``) by rank and step, beside how much longer ranks take (``excesses_of``).
 
@@ -325,19 +372,18 @@ def costs_of(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]], least
         own.setdefault(rank, {})[label] = cost
     by_step = delays.group_by("step_label").agg(pl.col("own_us").sum()).sort("step_label")
     whole: dict[str, float] = dict(by_step.iter_rows())
-    waited = frozenset(label for label, cost in whole.items() if cost >= WAITED_SHARE * least_us)
     worst = by_rank.sort("own_us", "rank", descending=[True, False]).group_by("step_label", maintain_order=True).first()
     by_group = delays.group_by("rank", "first_rank", "num_ranks").agg(pl.col("own_us").sum())
     by_group = by_group.sort("own_us", "num_ranks", "first_rank")
     return Costs(
         own_us=own,
         all_us=whole,
-        led=Counter(
-            rank
+        worst={
+            label: rank
             for label, rank, cost in worst.select("step_label", "rank", "own_us").iter_rows()
-            if label in waited and cost >= STRAGGLER_WAIT_SHARE * whole[label]
-        ),
-        waited=waited,
+            if cost >= STRAGGLER_WAIT_SHARE * whole[label]
+        },
+        waited=_waited(whole, WAITED_SHARE * least_us),
         met={rank: (first, size) for rank, first, size, _ in by_group.iter_rows()},
         excess_us=excess_us,
         most_us={rank: _most_us(own.get(rank, {}), steps) for rank, steps in excess_us.items()},
