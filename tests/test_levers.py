@@ -74,3 +74,26 @@ def test_no_gain_is_told_more_exactly_than_steps_are_replayed():
         for gain in (lever.speedup_now, lever.speedup_with_plan):
             assert gain.p10 <= gain.p50 * math.exp(-1.2816 * OFF) * 1.0001
             assert gain.p90 >= gain.p50 * math.exp(1.2816 * OFF) * 0.9999
+
+
+@pytest.mark.parametrize(("unit_bytes", "is_said"), [(16e3, True), (16e6, False)])
+def test_a_plan_says_that_a_setting_alone_does_as_much(unit_bytes, is_said):
+    """128 buckets a step are latency, of which four in one save three quarters; of 16 MB each they are bandwidth."""
+    quick = {"compute_us": 500.0, "fixed_us": 0.0, "gaps_us": 0.0, "micro_batches": 1, "is_gpu": True}
+    made = calibration(
+        framework=Framework.DDP,
+        baseline=Strategy.parse("NNN"),
+        unit_bytes=(unit_bytes,) * 128,
+        native_reduce_scatter_is_all_reduce=False,
+        **quick,
+    )
+    plan = recommend(made, Limits())
+    assert plan.verdict == "change"
+    assert ("The strategy can also stay" in plan.text) is is_said
+    enough = plan.chosen.predicted.speedup.p50 / 1.03
+    found = [item for item in plan.levers if item.speedup_now.p50 >= enough and not item.changes_numbers]
+    assert bool(found) is is_said
+    if is_said:
+        assert found[0].what.startswith("gradient buckets 4 times as large")
+        gain = f"with {found[0].what}, the predicted speed-up is {found[0].speedup_now.p50:.2f}x"
+        assert gain in plan.text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.prediction.advice.decision import RankedCandidates, choice_of, decide, median_us
-from paro_advise.advisor.prediction.advice.levers import levers
+from paro_advise.advisor.prediction.advice.levers import alone_text, levers
 from paro_advise.advisor.prediction.advice.questions import AnswerLimits, answer
 from paro_advise.advisor.prediction.advice.what_if import (
     Basis,
@@ -175,6 +175,7 @@ def recommendation(
     choices = AnswerLimits(limits=limits, may_choose=chooses)
     answers = tuple(answer(question, basis, choices, seed) for question in questions)
     plan = replace(plan, answers=answers, levers=levers(basis, limits), origin=_origin(calibration, inputs))
+    plan = replace(plan, text=plan.text + alone_text(plan, basis, limits))
     return Recommendation(plan=with_id(_with_what_ifs(plan, basis, baseline, eligible, seed)), basis=basis)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from paro_advise.advisor.prediction.advice.what_if import anchored_us, quantiles
 from paro_advise.advisor.prediction.constants import (
     ASSUMED_UNITS,
+    EQUAL_SHARE,
     LEAST_LEVER_GAIN,
     LEVER_SIGMA,
     MERGED_UNITS,
@@ -22,7 +23,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.prediction.scoring import needed_bytes
 from paro_advise.core.framework import Framework
-from paro_advise.policies.plan import Lever, Quantiles
+from paro_advise.policies.plan import Lever, Quantiles, Verdict
 from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.scoring import Limits
+    from paro_advise.policies.plan import Plan
 
 _ONCE_A_STEP = "DDP's no_sync() around all micro-batches but the last"
 _PREFETCH = {
@@ -96,6 +98,23 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
             )
         )
     return tuple(sorted(found, key=lambda lever: -max(lever.speedup_now.p50, lever.speedup_with_plan.p50)))
+
+
+def alone_text(plan: Plan, basis: Basis, limits: Limits) -> str:
+    """Return a sentence on the lever that gains alone what the plan's change of strategy does, "" for none."""
+    if plan.verdict != Verdict.CHANGE or plan.asked_for or not plan.baseline.feasible:
+        return ""
+    least = plan.chosen.predicted.speedup.p50 / (1 + EQUAL_SHARE)
+    room = limits.plannable_bytes - needed_bytes(basis.calibration, basis.base, limits.other_bytes)
+    for item in plan.levers:
+        fits = item.fits and item.more_bytes is not None and item.more_bytes <= room
+        if fits and item.speedup_now.p50 >= least and not item.changes_numbers:
+            now = item.speedup_now
+            return (
+                f" The strategy can also stay: with {item.what}, the predicted speed-up is {now.p50:.2f}x ({now.p10:.2f} "
+                f"to {now.p90:.2f})."
+            )
+    return ""
 
 
 def _gain(speedups: NDArray[np.float64]) -> Quantiles:
