@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import polars as pl
 import pytest
@@ -17,6 +18,7 @@ from paro_advise.advisor.analysis.observed.strategy import infer_strategy
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.ranks.links.latency import Fabric
 from paro_advise.advisor.ranks.links.link_fit import fit_links
+from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
@@ -333,14 +335,19 @@ def test_a_late_rank_needs_two_steps_to_be_named(tmp_path):
 
 def test_a_rank_without_a_trace_may_be_what_looks_like_a_slow_link(tmp_path):
     whole = [fsdp_rank(rank, 4, late_us=60 if rank == 2 else 0) for rank in range(4)]
-    analysis = analyze(write_run(tmp_path / "part", [builder for builder in whole if builder.rank != 2]))
+    folder = write_run(tmp_path / "part", [builder for builder in whole if builder.rank != 2])
+    analysis = analyze(folder, gpus_per_node=2)
     assert "a rank without a trace is slow" in analysis.verdict.text
+    assert re.search(r" at most \d\d\.\d% of the step inter-node links are busy", analysis_text(analysis))
+    assert "(transfers may hold waiting for ranks without a trace)" in analysis_text(analysis)
     assert "a rank without a trace is slow" in analysis.states["parameter"].text
     assert {item.code for item in analysis.data_quality if item.severity == "warning"} >= {"Q314"}
     (finding,) = [item for item in analysis.findings if item.code == "PARO030"]
     assert finding.status == "could not be judged"
-    analysis = analyze(write_run(tmp_path / "all", whole))
+    analysis = analyze(write_run(tmp_path / "all", whole), gpus_per_node=2)
     assert "no trace" not in analysis.verdict.text
+    assert re.search(r", \d\d\.\d% of the step inter-node links are busy", analysis_text(analysis))
+    assert "without a trace" not in analysis_text(analysis)
 
 
 def test_a_cut_trace_gets_no_verdict_and_does_not_spoil_the_others(tmp_path):

@@ -111,8 +111,8 @@ def alone_text(plan: Plan, basis: Basis, limits: Limits) -> str:
         if fits and item.speedup_now.p50 >= least and not item.changes_numbers:
             now = item.speedup_now
             return (
-                f" The strategy can also stay: with {item.what}, the predicted speed-up is {now.p50:.2f}x ({now.p10:.2f} "
-                f"to {now.p90:.2f})."
+                f" The strategy can also stay: with {item.what}, the predicted speed-up is {now.p50:.2f}x "
+                f"({now.p10:.2f} to {now.p90:.2f})."
             )
     return ""
 

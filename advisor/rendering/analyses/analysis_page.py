@@ -25,6 +25,7 @@ from paro_advise.advisor.rendering.ranks.host_tables import host_ranks, host_tab
 from paro_advise.advisor.rendering.ranks.rank_map import MAP_LEGEND, rank_map
 from paro_advise.advisor.rendering.ranks.rank_parts import STEP_PARTS, rank_chart, rank_note, rank_table
 from paro_advise.advisor.rendering.texts.analysis_text import (
+    busy_text,
     confidence,
     framework_text,
     memory_phases,
@@ -130,7 +131,7 @@ def _figures(analysis: Analysis) -> list[dict[str, str]]:
         ("exposed communication, mean", time_text(parts.exposed_communication)),
         ("idle, mean", time_text(parts.idle)),
         ("communication overlapped", share_text(analysis.efficiency.overlap_share)),
-        ("inter-node links busy", share_text(analysis.efficiency.inter_node_busy_share)),
+        ("inter-node links busy", busy_text(analysis)),
     ]
     if analysis.efficiency.mfu is not None:
         figures.append(("model FLOPs utilisation", share_text(analysis.efficiency.mfu)))

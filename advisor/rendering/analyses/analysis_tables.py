@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from paro_advise.advisor.rendering.constants import MAX_COLLECTIVES, SHOWN_INPUTS, SHOWN_KERNELS, SHOWN_MODULES
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number
 from paro_advise.advisor.rendering.texts.analysis_text import (
+    PATH_HOLDS_WAITING,
     bandwidth_text,
     framework_text,
+    holds_waiting,
     latency_text,
     parameters_text,
 )
@@ -257,4 +259,5 @@ def path_table(analysis: Analysis) -> Table:
         for name, time_us in sorted(parts, key=lambda item: -item[1])
         if time_us > 0
     ]
-    return make_table("path-table", f"Means of {plural(path.num_steps, 'step')}", ("part", "time #", "share #"), rows)
+    title = f"Means of {plural(path.num_steps, 'step')}{PATH_HOLDS_WAITING if holds_waiting(analysis) else ''}"
+    return make_table("path-table", title, ("part", "time #", "share #"), rows)

@@ -21,12 +21,18 @@ from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import MODEL_STATES, STATES
 from paro_advise.core.plural import plural
+from paro_advise.core.span import CROSSES_NODES, GroupSpan
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from paro_advise.advisor.analysis.model import Analysis, CriticalPath, MemoryPeaks, RunEntry
     from paro_advise.advisor.facts.model import Work
     from paro_advise.advisor.ranks.links.link import Link
+
+
+PATH_HOLDS_WAITING = " (transfers may hold waiting for ranks without a trace)"
 
 
 def analysis_text(analysis: Analysis) -> str:
@@ -148,14 +154,15 @@ def _run_lines(analysis: Analysis) -> list[str]:
     efficiency = analysis.efficiency
     shares = [
         (efficiency.overlap_share, "of communication overlapped"),
-        (efficiency.inter_node_busy_share, "of the step inter-node links are busy"),
         (efficiency.mfu, "MFU"),
     ]
     known = [f"{share_text(value)} {text}" for value, text in shares if value is not None]
+    if efficiency.inter_node_busy_share is not None:
+        known.insert(1, f"{busy_text(analysis)} of the step inter-node links are busy")
     if known:
         lines.append("use        " + ", ".join(known))
     if path := analysis.critical_path:
-        lines.append("critical   " + path_text(path))
+        lines.append(f"critical   {path_text(path)}{PATH_HOLDS_WAITING if holds_waiting(analysis) else ''}")
     if analysis.memory:
         lines.append("memory     " + memory_text(analysis.memory))
     if chosen := tuning_text(run.metadata):
@@ -163,6 +170,21 @@ def _run_lines(analysis: Analysis) -> list[str]:
     if analysis.work:
         lines.append("computing  " + work_text(analysis.work) + products_text(analysis))
     return lines
+
+
+def busy_text(analysis: Analysis) -> str:
+    """Return the share of a step during which links between nodes are busy, "unknown" without one.
+
+    Where ranks without a trace may have been waited for it is the most that it can be.
+    """
+    share = analysis.efficiency.inter_node_busy_share
+    is_most = share is not None and holds_waiting(analysis, CROSSES_NODES)
+    return f"{'at most ' if is_most else ''}{share_text(share)}"
+
+
+def holds_waiting(analysis: Analysis, spans: Collection[GroupSpan] = tuple(GroupSpan)) -> bool:
+    """Tell whether what counts as transfers may hold waiting for ranks without a trace."""
+    return any(link.is_lower_bound for link in analysis.links if link.span in spans)
 
 
 def path_text(path: CriticalPath) -> str:
