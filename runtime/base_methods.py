@@ -1,4 +1,4 @@
-"""Methods of ours in the place of those that torch's base classes have."""
+"""Methods and functions of ours in the place of torch's."""
 
 from __future__ import annotations
 
@@ -26,8 +26,17 @@ def stand_beneath(cls: type[T], own: Mapping[str, Callable[..., object]], *, app
         setattr(cls, name, _either(torchs, name, method, applies))
 
 
+def wrap_once(home: object, name: str, wrapped: Callable[[Any], Callable[..., object]]) -> None:
+    """Put what is made of a function in its place, once however often it is asked for."""
+    original = getattr(home, name)
+    if not is_ours(original):
+        made = wrapped(original)
+        setattr(made, _MARK, True)
+        setattr(home, name, made)
+
+
 def is_ours(method: object) -> bool:
-    """Tell whether a method of a class is what ``stand_beneath`` put there."""
+    """Tell whether a method or function is what this module put there."""
     return hasattr(method, _MARK)
 
 

@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _get_default_group
 
+from paro_advise.runtime.base_methods import wrap_once
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import timedelta
 
 _DESCRIPTION = "paro_advise"
-_GIVES_NAMES = "_paro_gives_names"
 _given_name: ContextVar[str] = ContextVar("name of the group that is made", default="")
 
 
@@ -141,7 +142,7 @@ def _named(ranks: Sequence[int]) -> Iterator[None]:
         f"{_DESCRIPTION} {list(ranks)} {counts[tuple(ranks)]}".encode(), usedforsecurity=False
     ).hexdigest()
     counts[tuple(ranks)] += 1
-    _let_names_be_given()
+    wrap_once(distributed_c10d, "_process_group_name", _asking_for_given_name)
     token = _given_name.set(name)
     try:
         yield
@@ -149,15 +150,11 @@ def _named(ranks: Sequence[int]) -> Iterator[None]:
         _given_name.reset(token)
 
 
-def _let_names_be_given() -> None:
-    """Have torch ask for the name that this thread gives to the group that it makes."""
-    usual = distributed_c10d._process_group_name  # noqa: SLF001 - there is no public way to name a group
-    if hasattr(usual, _GIVES_NAMES):
-        return
+def _asking_for_given_name(usual: Callable[[list[int], bool], str]) -> Callable[[list[int], bool], str]:
+    """Return torch's way to name a group, which has no public one, with the name that this thread gives to it first."""
 
     @functools.wraps(usual)
     def given_name(ranks: list[int], use_hashed_name: bool) -> str:  # noqa: FBT001 - as torch calls it
         return _given_name.get() or usual(ranks, use_hashed_name)
 
-    setattr(given_name, _GIVES_NAMES, True)
-    distributed_c10d._process_group_name = given_name  # type: ignore[assignment]  # noqa: SLF001
+    return given_name

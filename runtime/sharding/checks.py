@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
+from paro_advise.runtime.base_methods import wrap_once
 from paro_advise.runtime.sharding.optimizers.parameters import is_of_optimizer
 from paro_advise.runtime.sharding.parameters.owned import Gathered, OwnedWhole
 from paro_advise.runtime.sharding.parameters.whole import current
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from paro_advise.policies.strategy import Strategy
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
     from paro_advise.runtime.sharding.settings import Settings
+    from paro_advise.runtime.torch_types import AnyFunction
 
 # FSDP2's interface for what we do with it is complete since the first, and the tests have run with the others
 # (docs/runtime.md, versions of torch).
 _MIN_TORCH, _TESTED_TORCH = (2, 11), ((2, 13), (2, 14))
-_WATCHED = "_paro_watches_inputs"
 _CREATES_GRAPH = 2  # its place among what torch's engine takes behind the outputs
 # They look at whole rows and columns of a parameter, of which a rank has a part.
 _NEED_WHOLE = ("adafactor", "shampoo", "distributedshampoo", "soap")
@@ -141,9 +142,10 @@ def watch_chosen_inputs() -> None:
 
     Autograd knows the gathered parameters, not the sharded ones that a script holds: it would make no gradient at all.
     """
-    original = torch.autograd.backward
-    if hasattr(original, _WATCHED):
-        return
+    wrap_once(torch.autograd, "backward", _refusing_chosen_inputs)
+
+
+def _refusing_chosen_inputs(original: AnyFunction) -> AnyFunction:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -158,8 +160,7 @@ def watch_chosen_inputs() -> None:
             )
         original(*args, **kwargs)
 
-    setattr(backward, _WATCHED, True)
-    torch.autograd.backward = backward
+    return backward
 
 
 def watch_kept_parameters() -> None:
@@ -167,10 +168,10 @@ def watch_kept_parameters() -> None:
 
     Operators that do not look whether what autograd has kept is still there would read memory that is not theirs.
     """
-    original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # noqa: SLF001 - the door to every pass
-    if hasattr(original, _WATCHED):
-        return
+    wrap_once(torch.autograd, "_engine_run_backward", _watching_what_is_kept)  # the door to every pass
 
+
+def _watching_what_is_kept(original: AnyFunction) -> AnyFunction:
     @functools.wraps(original)
     def run_backward(
         outputs: Sequence[torch.Tensor | torch.autograd.graph.GradientEdge], *args: object, **kwargs: object
@@ -201,8 +202,7 @@ def watch_kept_parameters() -> None:
             raise _freed()
         return found
 
-    setattr(run_backward, _WATCHED, True)
-    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined,assignment]  # noqa: SLF001
+    return run_backward
 
 
 def _unchanged(kept: tuple[torch.Tensor, int]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.base_methods import wrap_once
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from paro_advise.runtime.torch_types import AnyFunction
 
-_WATCHED = "_paro_watched"
 _PACKAGE = __name__.partition(".")[0]
 # Where modules keep hooks around forward, which TorchScript compiles and export traces.
 _REGISTRIES = ("_forward_hooks", "_forward_pre_hooks")
@@ -30,11 +30,7 @@ def watch_exports() -> None:
     Sharded parameters are refused: a program would hold this rank's rows.
     """
     for home, name, watching in ((torch.jit, "script", _scripting), (torch.export, "export", _exporting)):
-        original = getattr(home, name)
-        if not hasattr(original, _WATCHED):
-            made = watching(original)
-            setattr(made, _WATCHED, True)
-            setattr(home, name, made)
+        wrap_once(home, name, watching)
 
 
 def _scripting(original: AnyFunction) -> AnyFunction:

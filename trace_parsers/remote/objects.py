@@ -126,8 +126,8 @@ def parse_address(text: str) -> Address:
             hint="a file or folder of this machine is given by its path alone",
         )
     place, _, key = rest.partition("/")
-    user, sign, host = place.rpartition("@")
-    if sign and (scheme not in _FILE_SYSTEMS or ":" in user):
+    user, at, host = place.rpartition("@")
+    if at and (scheme not in _FILE_SYSTEMS or ":" in user):
         raise UsageError(
             "an address must hold no user or password",
             where=shown_address(text),

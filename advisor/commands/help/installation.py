@@ -85,19 +85,15 @@ def _cache() -> Check:
     from paro_advise.trace_parsers.remote.objects import is_remote, parse_address, shown_address
 
     place = default_cache()
+    shown, wrong = place, ""
     if is_remote(place):
+        shown = shown_address(place)
         try:
             parse_address(place)
         except UsageError as error:
-            return Check(
-                name="cache of facts", ok=False, found=shown_address(place), help=f"PARO_ADVISE_CACHE: {error.what}"
-            )
-        return Check(name="cache of facts", ok=True, found=shown_address(place), help="")
-    folder = Path(place)
-    parent = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    return Check(
-        name="cache of facts",
-        ok=os.access(parent, os.W_OK),
-        found=place,
-        help="set PARO_ADVISE_CACHE to a writable folder",
-    )
+            wrong = f"PARO_ADVISE_CACHE: {error.what}"
+    else:
+        folder = Path(place)
+        parent = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+        wrong = "" if os.access(parent, os.W_OK) else "set PARO_ADVISE_CACHE to a writable folder"
+    return Check(name="cache of facts", ok=not wrong, found=shown, help=wrong)
