@@ -253,7 +253,7 @@ class GradientReducer:
     def _end_backward(self) -> None:
         if self.replicated:
             self.replicated.finish()
-        self._callback_queued = False
+        self._callback_queued = self._are_zeroed = False
         self._refuse_stray()
         told = self._tell_usage() if self.synchronizes else None
         self._is_output_reached = False
@@ -338,7 +338,6 @@ class GradientReducer:
         self._expose()
 
     def _expose(self) -> None:
-        self._are_zeroed = False
         if self._sums_of_singles is not None:
             factor = self._arrangement.units[-1].divide_factor or self._arrangement.gathering.grid.world_size
             self.singles.take(self._sums_of_singles, factor, self._usage.missing)
