@@ -18,8 +18,9 @@ NUM_RUNS = 24
 
 
 def ring_run(
-    folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None, jitter=None, loading_us=None, world=4, steps=3
-):
+    folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None, jitter=None, loading_us=None,
+    records=lambda rank, number: True, world=4, steps=3,
+):  # fmt: skip
     """Write a run of gathers over all ranks, each issued when the last one has ended on that rank.
 
     Args:
@@ -28,27 +29,31 @@ def ring_run(
         slow_steps: by step and rank, how many times as long it computes.
         jitter: returns how many times as long one computation takes.
         loading_us: returns by rank how long its DataLoader takes at the start of a step.
+        records: tells whether a rank has recorded a step.
     """
     builders = [TraceBuilder(rank, world) for rank in range(world)]
     free = [0.0] * world
     for number in range(steps):
         base = number * STEP_US
         free = [max(item, base + 10.0) for item in free]
-        for builder in builders:
+        recorded = [
+            builder if records(rank, number) else TraceBuilder(rank, world) for rank, builder in enumerate(builders)
+        ]
+        for builder in recorded:
             builder.step(number, base, STEP_US)
         for rank, us in (loading_us(number) if loading_us else {}).items():
             free[rank] += us
-            builders[rank].annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", base + 5, us)
+            recorded[rank].annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", base + 5, us)
         for seq in range(12):
             arrivals = []
-            for rank, builder in enumerate(builders):
+            for rank, builder in enumerate(recorded):
                 compute = COMPUTE_US + (slow_compute_us or {}).get(rank, 0.0)
                 compute *= slow_steps[number][rank] if slow_steps else 1.0
                 compute *= jitter() if jitter else 1.0
                 builder.compute(free[rank], compute)
                 arrivals.append(free[rank] + compute)
             end = max(arrivals) + GATHER_US
-            for rank, builder in enumerate(builders):
+            for rank, builder in enumerate(recorded):
                 free[rank] = end + (late_end_us or {}).get(rank, 0.0)
                 builder.collective(
                     "AllGather", arrivals[rank], free[rank] - arrivals[rank], nelems=4_000_000, issue=base + seq,
@@ -119,6 +124,15 @@ def test_a_rank_that_is_late_in_every_few_steps_is_named_beside_jitter(tmp_path,
     assert world ** (1 - steps // every) <= late.chance <= 0.25
     equal = ring_run(tmp_path / "equal", jitter=jitter, world=world, steps=steps)
     assert analyze(equal).stragglers == ()
+
+
+def test_a_rank_is_late_in_so_many_of_the_steps_that_it_recorded(tmp_path):
+    """Of eight steps even ranks record the first five, odd ones the last five; rank 5 computes 150 us longer in all."""
+    in_its_five = lambda rank, number: number >= 3 if rank % 2 else number < 5  # noqa: E731
+    run = ring_run(tmp_path / "run", slow_compute_us={5: 150.0}, records=in_its_five, world=8, steps=8)
+    (late,) = analyze(run).stragglers
+    assert (late.rank, late.share_of_steps) == (5, 1.0)
+    assert late.lateness_us == pytest.approx(12 * 150.0, rel=0.05)
 
 
 def test_two_ranks_of_different_pairs_that_are_late_in_turn_are_both_named(tmp_path):

@@ -127,7 +127,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
         Straggler(
             rank=rank,
             lateness_us=costs.bounded_us(rank),
-            share_of_steps=leaders.led[rank] / costs.num_steps,
+            share_of_steps=leaders.led[rank] / len(costs.steps_with(rank)),
             cause=_cause(rank, facts),
             chance=leaders.chance,
             alike=(mates := _slow_mates(rank, facts, node_of or {}) if len(leaders.ranks) == 1 else ()),
@@ -211,13 +211,14 @@ def _late_alone(
         return None
     # In other steps another rank of the node may be the one that is slower.
     caused_us = costs.caused_us(rank, slower)
-    lateness_us = sum(caused_us.values()) / costs.num_steps
+    num_steps = len(costs.steps_with(rank))
+    lateness_us = sum(caused_us.values()) / max(1, num_steps)
     if lateness_us < least_us:
         return None
     for number, labels in enumerate(costs.waited):
         led = sum(caused_us.get(label, 0.0) >= STRAGGLER_WAIT_SHARE * costs.all_us[label] for label in labels)
         chance = chance_of_leading(led, len(labels), num_ranks) * (len(costs.waited) if number else 1)
-        share = led / costs.num_steps
+        share = led / num_steps
         leads = led >= STRAGGLER_STEPS_SHARE * len(labels) and share >= STRAGGLER_LEAST_SHARE
         if leads and chance <= STRAGGLER_MAX_CHANCE:
             return Straggler(rank=rank, lateness_us=lateness_us, share_of_steps=share, cause=cause, chance=chance)

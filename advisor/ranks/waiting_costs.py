@@ -190,7 +190,11 @@ class Costs:
 
         Several are late one after the other, and each collective is the cost of one of them.
         """
-        return sum(self._bounded_us(label, *ranks) for label in self.all_us) / max(1, self.num_steps)
+        return sum(self._bounded_us(label, *ranks) for label in self.all_us) / max(1, len(self.steps_with(*ranks)))
+
+    def steps_with(self, *ranks: int) -> frozenset[str]:
+        """Return the labels of the steps that any of these ranks has recorded: in others it can be no straggler."""
+        return frozenset(label for rank in ranks for label in self.excess_us.get(rank, {}) if label in self.all_us)
 
     def caused_us(self, rank: int, mates: Iterable[int]) -> dict[str, float]:
         """Return what a rank costs in steps by making mates late that meet others (us), where it is slower than these.
@@ -266,11 +270,12 @@ class Costs:
         found = Leaders(led=led)
         most = [rank for rank, _ in led.most_common(2)]
         for leaders in (most[:1], most):
-            if leaders and len(leaders) < num_ranks and self._lead(leaders, led, len(labels), least_us, num_ranks):
+            num_steps = len(labels & self.steps_with(*leaders))
+            if leaders and len(leaders) < num_ranks and self._lead(leaders, led, num_steps, least_us, num_ranks):
                 groups = {self.met[rank] for rank in leaders}
                 equals = min(num_ranks, sum(size for _, size in groups))
                 num_led = sum(led[rank] for rank in leaders)
-                chance = chance_of_leading(num_led, len(labels), equals, len(leaders))
+                chance = chance_of_leading(num_led, num_steps, equals, len(leaders))
                 if not found.ranks or chance <= STRAGGLER_MAX_CHANCE < found.chance:
                     found = Leaders(ranks=tuple(leaders), chance=chance, led=led)
         return found
@@ -279,15 +284,16 @@ class Costs:
         self, leaders: Sequence[int], num_led: Counter[int], num_steps: int, least_us: float, num_ranks: int
     ) -> bool:
         """Tell whether each of these ranks has its part of most of so many steps, and costs more than what is usual."""
-        total = sum(self.all_us.values())
+        recorded = self.steps_with(*leaders)
+        total = sum(self.all_us[label] for label in recorded)
         costs, led = [self.own(rank) for rank in leaders], [num_led[rank] for rank in leaders]
         usual_us = (total - sum(costs)) / (num_ranks - len(leaders))
         return (
             sum(costs) >= STRAGGLER_WAIT_SHARE * total
             and sum(led) >= STRAGGLER_STEPS_SHARE * num_steps
             and min(led) >= STRAGGLER_STEPS_SHARE * num_steps / len(leaders)
-            and sum(led) >= STRAGGLER_LEAST_SHARE * self.num_steps
-            and min(costs) - usual_us >= least_us * self.num_steps
+            and sum(led) >= STRAGGLER_LEAST_SHARE * len(recorded)
+            and min(costs) - usual_us >= least_us * len(recorded)
         )
 
 
