@@ -209,10 +209,13 @@ def _reason(candidate: Candidate, limits: Limits, total: float, redundancy: floa
     """Return why a candidate does not fit, "" if it does."""
     capacity, budget = limits.device_memory_bytes, limits.redundancy_budget_bytes
     if capacity is not None and total > limits.plannable_bytes:
+        needs = f"needs {bytes_text(total)} of {bytes_text(capacity)}"
+        if limits.run_bytes == capacity:
+            return f"{needs}, all of which may be planned"
         most = f"{CAPACITY_SHARE:.0%}"
         if limits.run_bytes == limits.plannable_bytes:
             most = f"{bytes_text(limits.run_bytes)}, as the run as it is needs,"
-        return f"needs {bytes_text(total)} of {bytes_text(capacity)}; at most {most} may be planned"
+        return f"{needs}; at most {most} may be planned"
     if candidate.variant.changes_numbers:
         return "changes the numbers: it sends quantised parameters and gradients"
     if budget is not None and redundancy > budget:

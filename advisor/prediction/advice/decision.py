@@ -135,7 +135,7 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Rank
     text = (
         _text(verdict, base_choice, best, gain, field, keeps=keeps)
         if best
-        else _nothing_fits(field.scored, [choices[id(item)] for item in field.scored])
+        else _nothing_fits(base_choice, field.scored, [choices[id(item)] for item in field.scored])
     )
     surer = _surer(field, chosen, choices) if verdict == Verdict.MEASURE_FIRST and not caveat else None
     if best and abs(field.replay_error_pct) <= HOPELESS_PCT:
@@ -307,21 +307,23 @@ def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool, is_untested:
     return f"{slower:.1%} slower than the chosen one"
 
 
-def _nothing_fits(scored: Sequence[Scored], choices: Sequence[Choice]) -> str:
+def _nothing_fits(baseline: Choice, scored: Sequence[Scored], choices: Sequence[Choice]) -> str:
     """Say what comes closest: what fits and is not ours to run, the fastest first, else what needs the least memory."""
+    keeps = f"Keep {choice_name(baseline)}: " if baseline.feasible else ""
+    nothing = "nothing else fits" if keeps else "Nothing fits"
     first = next((choice for choice in choices if choice.feasible), None)
     if first is None:
         by_memory = [choice for item, choice in zip(scored, choices, strict=True) if item.exceeds_memory]
         least = min(by_memory or choices, key=lambda choice: choice.predicted.memory_bytes)
-        return f"Nothing fits, not even {choice_name(least)}: it {least.reason}."
-    name = choice_name(first)
-    names = ", ".join(first.exact_frameworks)
-    if not names:
+        return f"{keeps}{nothing}, not even {choice_name(least)}: it {least.reason}."
+    name, names = choice_name(first), ", ".join(first.exact_frameworks)
+    settings = f"by the settings of {names}"
+    if first.exports.get(RUNTIME) == Fidelity.EXACT:
         return (
-            f"Nothing fits that has been timed on this kind of device; {name} does, by `paro-advise run`: "
-            "experimental, and --allow-untested lets a plan choose it."
+            f"{keeps}{nothing} that has been timed on this kind of device; {name} does, by `paro-advise run`: "
+            f"experimental, and --allow-untested lets a plan choose it{f'; or {settings}' if names else ''}."
         )
-    return f"Nothing fits that `paro-advise run` trains with; {name} does, by the settings of {names}."
+    return f"{keeps}{nothing} that `paro-advise run` trains with; {name} does, {settings}."
 
 
 def _text(

@@ -77,6 +77,9 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
     """
     found = []
     before = [anchored_us(basis, basis.calibration, candidate) for candidate in (basis.base, basis.chosen)]
+    held = needed_bytes(basis.calibration, basis.chosen, limits.other_bytes)
+    # The run as it is was measured to fit.
+    most = max(limits.plannable_bytes, held if basis.chosen == limits.run else 0.0)
     for change in _changes(basis.calibration, basis.base):
         after = [anchored_us(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
         now, planned = (_gain(old / _with_further(new, change)) for old, new in zip(before, after, strict=True))
@@ -89,10 +92,8 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
                 what=change.what,
                 speedup_now=now,
                 speedup_with_plan=planned,
-                more_bytes=more - needed_bytes(basis.calibration, basis.chosen, limits.other_bytes)
-                if limits.other_bytes or change.activations == 1.0
-                else None,
-                fits=more <= limits.plannable_bytes,
+                more_bytes=more - held if limits.other_bytes or change.activations == 1.0 else None,
+                fits=more <= most,
                 changes_numbers=change.changes_numbers,
                 note=change.note,
             )
