@@ -126,7 +126,7 @@ def test_lists_with_a_parameter_that_stays_whole_are_changed_once(strategy, a_pl
     assert refused == set()
     found, refused, _ = jobs_of("ddp", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
     assert refused == set()
-    assert len(found) == 15
+    assert len(found) == 17
     for name, numbers in found.items():
         assert numbers == pytest.approx(plain[name], rel=2e-6), name
 

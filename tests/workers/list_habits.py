@@ -56,6 +56,12 @@ def clips(parameters, _):
     nn.utils.clip_grad_norm_(parameters, 0.1)
 
 
+def makes_gradients_anew(parameters, gradients):
+    made = (torch.zeros_like, lambda item: item.detach() * 0.1, lambda item: torch.full(item.shape, 0.2))
+    for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        parameter.grad = made[place % 3](parameter) + (0.1 * gradient if place == 1 else 0.0)
+
+
 def trained(change, *, has_empty):
     """Train with a change of all gradients or parameters before each step; tell losses and weights."""
     torch.manual_seed(0)
@@ -154,7 +160,7 @@ def jobs(_):
     yield "flat states resumed", flat_states_resumed
     yield "walks its groups", walks_its_groups
     yield "draws beside collectives", draws_beside_collectives
-    for change in (decays_by_hand, adds_noise, steps_by_hand, scales, mixes, clips):
+    for change in (decays_by_hand, adds_noise, steps_by_hand, scales, mixes, clips, makes_gradients_anew):
         for has_empty in (False, True):
             name = change.__name__.replace("_", " ") + (", one is empty" if has_empty else "")
             yield name, partial(trained, change, has_empty=has_empty)

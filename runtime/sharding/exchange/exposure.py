@@ -182,9 +182,11 @@ def _move(kept: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 def _laid_out_as(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return a gradient that a script has put together in the layout of the one shown; all ranks do the same."""
-    if isinstance(source, DTensor) and isinstance(target, DTensor) and source.device_mesh == target.device_mesh:
+    if not isinstance(source, DTensor) or not isinstance(target, DTensor):
+        return source
+    if source.device_mesh == target.device_mesh:
         return source.redistribute(placements=target.placements)
-    return source
+    return like(source.full_tensor(), target)  # made from the parameter, whose ranks are others
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
