@@ -82,7 +82,10 @@ def _check_gradients(model: nn.Module) -> None:
 def _check_optimizer(optimizer: torch.optim.Optimizer, levels: Strategy) -> None:
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError("a sharded optimizer must call its closure once, got LBFGS, which calls it several times")
+        raise UsageError(
+            "a sharded optimizer must call its closure once, got LBFGS, which calls it several times",
+            hint="choose another optimizer, or train without a plan",
+        )
     if levels.optimizer != Level.N and any(cls.__name__.lower() in _NEED_WHOLE for cls in type(optimizer).__mro__):
         raise UsageError(
             f"an optimizer of sharded states must update each element by itself, got {kind}",

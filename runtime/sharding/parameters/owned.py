@@ -130,8 +130,9 @@ class Owned(torch.Tensor):
         if value is not None and keeper is not None and not keeper.keeps(self):
             raise UsageError(
                 "a gradient under a strategy must be made by a backward pass that reduces it before it is set, got "
-                "one for a parameter that has none, or whose passes were all inside no_sync()",
-                hint="let the last backward pass reduce it, or train without a plan",
+                "one for a parameter that has none (after zero_grad()), or whose passes were all inside no_sync()",
+                hint="let the last backward pass reduce it, set it before zero_grad() drops what that pass made, or "
+                "train without a plan",
             )
         set_gradient(self, value)
 

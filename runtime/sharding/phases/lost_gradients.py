@@ -69,8 +69,9 @@ def refuse_stray(units: Sequence[UnitState], model: nn.Module, *, synchronizes: 
                 raise UsageError(
                     f"a sharded parameter must get its gradient from the forward pass of its module, {slot.name} got "
                     "one past it (a penalty on weights, another method, a second backward pass inside one forward "
-                    "pass), which would be lost",
-                    hint="compute it inside forward, or choose a strategy that replicates parameters (N..)",
+                    "pass, layers that reentrant checkpoints run twice), which would be lost",
+                    hint="compute it inside forward, with use_reentrant=False where it is checkpointed, or choose a "
+                    "strategy that replicates parameters (N..)",
                 )
     if synchronizes and fsdp2.accumulated_bytes(model) > 0:
         raise UsageError(
