@@ -445,6 +445,21 @@ def test_files_that_say_no_rank_are_not_all_ranks_of_a_world(tmp_path):
     assert analyze(tmp_path).run.world_size is None
 
 
+def test_ranks_are_those_that_collectives_state_where_nothing_else_does(tmp_path):
+    """Files of three of four processes, named by host and process as torch's handler does."""
+    for number, rank in enumerate((3, 0, 1)):
+        document = fsdp_rank(rank, 4).document()
+        del document["distributedInfo"]
+        for event in document["traceEvents"]:
+            if "Process Group Ranks" in event.get("args", {}):
+                ranks = json.loads(event["args"]["Process Group Ranks"])
+                event["args"]["Rank"] = ranks.index(rank)
+        (tmp_path / f"node_{4100 + number}.1700000000.pt.trace.json").write_text(json.dumps(document))
+    analysis = analyze(tmp_path)
+    assert analysis.run.ranks == (0, 1, 3)
+    assert "Q306" not in {item.code for item in analysis.data_quality}
+
+
 def with_reductions_of(group, folder):
     """Two ranks that compute for 100 us and then reduce for 300 us among a group of this description."""
     builders = [TraceBuilder(rank, 2, groups=[("0", group, [0, 1])]) for rank in range(2)]

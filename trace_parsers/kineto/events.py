@@ -61,6 +61,7 @@ class CommArgs(msgspec.Struct, gc=False):
     group_ranks: JsonValue = msgspec.field(name="Process Group Ranks", default=None)
     rank_start: JsonValue = msgspec.field(name="Global rank start", default=None)
     rank_stride: JsonValue = msgspec.field(name="Global rank stride", default=None)
+    rank: JsonValue = msgspec.field(name="Rank", default=None)  # in the process group
     seq: JsonValue = msgspec.field(name="Seq", default=None)
     source: JsonValue = msgspec.field(name="Src Rank", default=None)
     destination: JsonValue = msgspec.field(name="Dst Rank", default=None)

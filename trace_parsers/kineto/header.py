@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_TIME_US
 from paro_advise.trace_parsers.kernel_kinds import computes_16_bit
+from paro_advise.trace_parsers.kineto.collectives.group_ranks import group_ranks
 from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import stated_strategy
 from paro_advise.trace_parsers.kineto.constants import MAX_METADATA_TEXT
 from paro_advise.trace_parsers.kineto.events import as_int, parse_head
@@ -93,12 +94,15 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
     devices = metadata.objects("deviceProperties")
     device = devices[0] if devices else {}
     rank = as_int(info.get("rank")) if not impossible_rank(metadata) else None
-    named_rank = rank_in_trace_name(label) if rank is None else None
+    if rank is None:
+        rank = rank_in_trace_name(label)
+    if rank is None:
+        rank = _rank_in_calls(rows)
     base_ns = as_int(fields.get("baseTimeNanoseconds")) or 0
     if not 0 <= base_ns <= MAX_TIME_US * 1000:
         base_ns = 0
     return SourceHeader(
-        rank=named_rank if rank is None else rank,
+        rank=rank,
         world_size=_world_size(info),
         host=_text(fields.get("host_name")),
         backend=_text(info.get("backend")),
@@ -115,6 +119,25 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
         stated=stated_strategy(rows.host.names),
         computes_16_bit=computes_16_bit(rows.device.names),
     )
+
+
+def _rank_in_calls(rows: KinetoRows) -> int | None:
+    """Return the rank that a trace's collectives state, None where they state none or several.
+
+    They state that in their process group (torch, csrc/profiler/util.cpp, saveNcclMeta), which is the global one where
+    the group is of the first ranks.
+    """
+    stated = {
+        (as_int(args.rank), str(args.group_ranks), args.group_size if isinstance(args.group_size, int) else None): args
+        for _, args in (*rows.device.comm, *rows.host.comm)
+        if args.rank is not None
+    }
+    found = set()
+    for (rank, _, _), args in stated.items():
+        members = group_ranks(args, {})
+        if rank is not None and len(members) > 1 and members == tuple(range(len(members))) and rank in members:
+            found.add(rank)
+    return found.pop() if len(found) == 1 else None
 
 
 def _autograd_marks(names: Iterable[str]) -> tuple[str, ...]:
