@@ -21,17 +21,24 @@ UNITS = 3
 
 
 def ddp_rank(
-    rank, world=2, *, encoder_us=0.0, micro_batches=1, is_marked=True, recomputed_us=0.0, gathers_features=False
-):
+    rank, world=2, *, encoder_us=0.0, micro_batches=1, is_marked=True, recomputed_us=0.0, gathers_features=False,
+    steps=3, longer=None,
+):  # fmt: skip
     """DDP on a host far ahead of its device: per micro-batch an encoder, three layers of 40 us forward, 80 us backward.
 
     The host launches a micro-batch in 100 us: the encoder from 5 us on, the model from 20 us on, backward from 50 us
     on. An optimizer of 30 us, an average of weights of 20 us after it; each unit's gradients are reduced in 10 us.
+
+    Args:
+        longer: by step, how much longer the encoder and each unit's backward take.
     """
     trace = TraceBuilder(rank, world)
-    now, length = 0.0, micro_batches * (encoder_us + UNITS * (120.0 + recomputed_us) + 10.0) + 60.0
-    for step in range(3):
+    now, usual_us = 0.0, encoder_us
+    for step in range(steps):
         host = now
+        more_us, back_us = (longer or {}).get(step, (0.0, 0.0))
+        encoder_us = usual_us + more_us
+        length = micro_batches * (encoder_us + UNITS * (120.0 + recomputed_us + back_us) + 10.0) + 60.0
         trace.step(step, now, length)
         for micro_batch in range(micro_batches):
             if encoder_us:
@@ -47,8 +54,8 @@ def ddp_rank(
             for unit in range(UNITS):
                 at = host + 50 + 10 * unit
                 trace.backward(at, 8, sequence=1000 * (step * micro_batches + micro_batch) + 500 - unit)
-                trace.compute(now, 80.0 + recomputed_us)
-                now += 80.0 + recomputed_us
+                trace.compute(now, 80.0 + recomputed_us + back_us)
+                now += 80.0 + recomputed_us + back_us
                 if micro_batch == micro_batches - 1:
                     trace.collective(
                         "AllReduce", now, 10, nelems=1_000_000, issue=at + 2, seq=3 * step + unit, tid=2, dtype="Float"

@@ -74,6 +74,19 @@ def test_a_step_that_stalled_is_left_out_of_all_figures(late_ranks, while_what, 
     assert (made.step_us, made.fixed_us, made.late_us) == pytest.approx((usual.step_us, usual.fixed_us, usual.late_us))
 
 
+def test_a_step_that_sends_more_does_not_stall(tmp_path):
+    """Local SGD: in one of six steps 32 MB of parameters are averaged, which takes 3 ms and is all exposed."""
+    traces = [stalled(fsdp_rank(rank, WORLD, steps=STEPS), 3 * 1000.0 + 900, 3000.0) for rank in range(WORLD)]
+    for trace in traces:
+        trace.collective(
+            "AllReduce", 3910, 2980, nelems=16_000_000, issue=3905, seq=900, owners=("average_parameters",)
+        )
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert analysis.run.num_steps == STEPS
+    assert "Q310" not in {item.code for item in analysis.data_quality}
+    assert "stall" not in analysis.verdict.text
+
+
 def vars_of(parts):
     return [parts.compute, parts.exposed_communication, parts.other, parts.idle]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers import analyze, facts_of, write_run
+from test_model_passes import ddp_rank
 from test_timelines import timeline
 from trace_builder import TraceBuilder, fsdp_rank
 
@@ -32,14 +33,25 @@ def test_a_step_with_an_evaluation_is_left_out_and_told(tmp_path):
     usual = analyze(write_run(tmp_path / "usual", [fsdp_rank(rank, steps=5) for rank in range(2)]))
     analysis = analyze(write_run(tmp_path / "run", [evaluating(rank) for rank in range(2)]))
     assert (
-        "1 step gathers parameters more often than the others and reduces no more gradients"
-        in notes(analysis, "Q337")[0]
+        "1 step gathers parameters more often than the others, or computes longer outside of backward, and reduces no "
+        "more gradients" in notes(analysis, "Q337")[0]
     )
     assert "(step 7)" in notes(analysis, "Q337")[0]
     assert {item.num_steps for item in analysis.ranks} == {5}
     assert analysis.breakdown_us == pytest.approx(usual.breakdown_us)
     assert analysis.states["parameter"].count == usual.states["parameter"].count
     assert "ProfilerStep#7" not in timeline(tmp_path / "run").steps
+
+
+@pytest.mark.parametrize(("longer", "is_left_out"), [((500.0, 0.0), True), ((500.0, 100.0), False)])
+def test_a_step_of_ddp_that_computes_more_and_no_longer_backward_is_left_out(longer, is_left_out, tmp_path):
+    """In the second of five steps the model is evaluated; with longer sequences backward takes longer as well."""
+    traces = [ddp_rank(rank, steps=5, encoder_us=50.0, longer={1: longer}) for rank in range(2)]
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert len(notes(analysis, "Q337")) == is_left_out
+    assert {item.num_steps for item in analysis.ranks} == {5 - is_left_out}
+    if is_left_out:
+        assert analysis.breakdown_us.compute == pytest.approx(50 + 3 * 120 + 50)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from paro_advise.advisor.analysis.state_summary import covered_us
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.constants import MAX_NAMED_KERNELS
 from paro_advise.advisor.facts.model import KernelTime, Work
+from paro_advise.advisor.ranks.stalled_steps import busy_times
 from paro_advise.core.model_state import State
 from paro_advise.core.span import GroupSpan
 
@@ -45,8 +46,9 @@ _T = TypeVar("_T")
 def step_time(run: Run) -> StepTime:
     """Return step times, means over ranks."""
     per_step: dict[str, list[tuple[float, float]]] = {}
-    for step in run.steps:
-        per_step.setdefault(step.label, []).append((step.wall_us, step.compute_us))
+    for _, item in run.timed:
+        for step, busy_us in zip(item.steps, busy_times(item), strict=True):
+            per_step.setdefault(step.label, []).append((step.wall_us, busy_us))
     means = [np.mean(found, axis=0).tolist() for found in per_step.values()]
     found = StepTime.of([wall for wall, _ in means], [computing for _, computing in means])
     return replace(found, left_out=(run.stall.wall_us,)) if run.stall else found

@@ -58,7 +58,7 @@ def stalls(walls: Sequence[float], computing: Sequence[float] = ()) -> dict[int,
 
     Args:
         walls: step times, us.
-        computing: what devices computed in each, us; () where that is not known.
+        computing: what devices computed in each, or sent more than in others, us; () where that is not known.
     """
     if not walls:
         return {}
@@ -87,12 +87,14 @@ def without_stalled_step(timed: Sequence[tuple[int, Source]]) -> tuple[list[tupl
         timed: (rank, source) as in Run.
     """
     of_step: dict[str, dict[int, StepFacts]] = defaultdict(dict)
+    busy: dict[str, list[float]] = defaultdict(list)
     for rank, item in timed:
-        for step in item.steps:
+        for step, busy_us in zip(item.steps, busy_times(item), strict=True):
             of_step[step.label][rank] = step
+            busy[step.label].append(busy_us)
     labels = list(of_step)
-    walls, computing = (_means(of_step, name) for name in ("wall_us", "compute_us"))
-    found = stalls(walls, computing)
+    walls = [float(np.mean([step.wall_us for step in of_ranks.values()])) for of_ranks in of_step.values()]
+    found = stalls(walls, [float(np.mean(times)) for times in busy.values()])
     if len(found) != 1 or any(item.facts.num_updates == 0 for _, item in timed):
         return list(timed), None
     ((place, beyond_us),) = found.items()
@@ -121,8 +123,20 @@ def stall_notices(found: Stall | None) -> tuple[Notice, ...]:
     return (Notice(code=STALLED_CODE, severity=Severity.WARNING, message=found.text, help=f"such as {text}"),)
 
 
-def _means(of_step: Mapping[str, Mapping[int, StepFacts]], name: str) -> list[float]:
-    return [float(np.mean([getattr(step, name) for step in of_ranks.values()])) for of_ranks in of_step.values()]
+def busy_times(item: Source) -> list[float]:
+    """Return what a rank computes in each step (us), with the exposed time of one that sends more than the others.
+
+    Parameters that are averaged every few steps (local SGD) make a step longer, which stalls for nothing.
+    """
+    import polars as pl
+
+    sent = dict(item.collectives.group_by("step").agg(pl.col("bytes").sum()).iter_rows())
+    sizes = [float(sent.get(number) or 0.0) for number in range(len(item.steps))]
+    most = STALL_RATIO * float(np.median(sizes)) if sizes else 0.0
+    return [
+        step.compute_us + (step.exposed_communication_us if size > most else 0.0)
+        for step, size in zip(item.steps, sizes, strict=True)
+    ]
 
 
 def _beyond(step: StepFacts, others: Sequence[StepFacts], name: str) -> float:
