@@ -20,6 +20,33 @@ def launched(trace, ts, dur, launch, *, name="sm90_gemm", cat="kernel", launch_u
     trace.row(cat, name, ts, dur, stream, stream=stream, correlation=number)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "steps"),
+    [
+        ((3, 5) * 3, [3 * 1000 + 5 * 1000] * 2),  # two models in turn, of which the first update is before any step
+        ((3, 3, 5) * 3, [3 * 1000 + 3 * 1000 + 5 * 1000] * 2),
+        ((4,) * 4, [4 * 1000] * 3),
+        ((3, 5, 5, 3, 5), [5000, 5000, 3000, 5000]),  # no order that repeats
+    ],
+)
+def test_models_that_train_in_turn_make_a_step_together(parameters, steps, tmp_path):
+    """Without marks; each update is of so many parameters, whose passes take 1,000 us each."""
+    trace, now = TraceBuilder(0, 2), 0.0
+    for place, number in enumerate(parameters):
+        length = 1000.0 * number
+        launched(trace, now + 10, 0.8 * length, now + 5)
+        trace.backward(now + 300, length - 400, sequence=10 * place + 1)
+        for gradient in range(number):
+            trace.row("cpu_op", "torch::autograd::AccumulateGrad", now + 310 + 20 * gradient, 8, 2)
+        trace.collective("AllReduce", now + 0.85 * length, 50, nelems=1 << 20, issue=now + 400, seq=place, tid=2)
+        trace.annotation("Optimizer.step#Adam.step", now + length - 60, 50)
+        now += length
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert analysis.step_time_us.values == pytest.approx(steps, abs=10)
+    (note,) = [item.message for item in analysis.data_quality if item.code == "Q121"]
+    assert ("several to a step" in note) == (len(steps) < len(parameters) - 1)
+
+
 def lagging_rank(lag_us, steps=4):
     """Steps of 1000 us on host and device, the device ``lag_us`` behind: 600 us compute, 200 us all-reduce, 200 us
     compute each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from paro_advise.core.collective import Op
     from paro_advise.trace_parsers.kineto.host_rows import HostRows
 
+SEVERAL_UPDATES = "optimizer steps by"  # begins the name of a step that holds several
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _TRAINING = re.compile(rf"^{AUTOGRAD_NODE}|^Optimizer\.step#|Backward\d*$|^FSDP::post_backward")
+_ACCUMULATES = re.compile(r"^torch::autograd::AccumulateGrad$")  # once for each parameter that a pass reaches
 # One per forward of the whole model. FSDP1's and DDP's may nest: only outermost ones count.
 _ROOT_FORWARD = (
     "FSDP::root_pre_forward",
@@ -58,10 +61,28 @@ def profiler_steps(rows: HostRows, passes: Sequence[tuple[float, float]]) -> lis
     if starts:  # those that no backward pass parts are of one step: of several optimizers, or inside of backward
         parted = itertools.groupby(outer, lambda span: bisect_right(starts, span.start_us))
         outer = [list(together)[-1] for _, together in parted]
+    period = _period(_gradients_between(rows, outer))
+    name = "optimizer step" if period == 1 else f"{SEVERAL_UPDATES} {period}:"
     return [
-        HostSpan(start_us=before.end_us, end_us=after.end_us, tid=after.tid, name=f"optimizer step {index}")
-        for index, (before, after) in enumerate(itertools.pairwise(outer), start=1)
+        HostSpan(start_us=before.end_us, end_us=after.end_us, tid=after.tid, name=f"{name} {index}")
+        for index, (before, after) in enumerate(itertools.pairwise(outer[::period]), start=1)
     ]
+
+
+def _gradients_between(rows: HostRows, spans: Sequence[HostSpan]) -> list[int]:
+    """Return how many gradients are accumulated between the ends of spans."""
+    made = rows.select(rows.mask_of_names(_ACCUMULATES.match(name) is not None for name in rows.names))
+    starts = sorted(span.start_us for span in made)
+    places = [bisect_right(starts, span.end_us) for span in spans]
+    return [after - before for before, after in itertools.pairwise(places)]
+
+
+def _period(counts: Sequence[int]) -> int:
+    """Return after how many updates all repeats, as where several models are trained in turn (GANs); else 1."""
+    if len(set(counts)) < 2:
+        return 1
+    periods = range(2, len(counts) // 2 + 1)
+    return next((length for length in periods if all(map(operator.eq, counts, counts[length:]))), 1)
 
 
 def _of_one_profiler(marks: Sequence[HostSpan]) -> list[HostSpan]:

@@ -43,6 +43,7 @@ from paro_advise.trace_parsers.kineto.header import impossible_rank, rank_in_tra
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
 from paro_advise.trace_parsers.kineto.launches import blocking_calls, lit_steps, needs_operators, num_replayed
 from paro_advise.trace_parsers.kineto.phases import (
+    SEVERAL_UPDATES,
     PhaseClock,
     backward_passes,
     device_updates,
@@ -440,7 +441,8 @@ class _TableBuilder:
                 "call prof.step() once per training step while recording",
             )
         elif not steps[0].name.startswith("ProfilerStep"):
-            self._notices.warn("Q121", "no ProfilerStep marks: steps were cut at the ends of Optimizer.step")
+            several = ", several to a step, as models train in turn" * steps[0].name.startswith(SEVERAL_UPDATES)
+            self._notices.warn("Q121", f"no ProfilerStep marks: steps were cut at the ends of Optimizer.step{several}")
 
 
 def _annotations(host: HostRows) -> list[HostSpan]:
