@@ -79,7 +79,7 @@ def test_a_single_message_tells_what_was_reached_and_no_more(tmp_path):
     assert f"all-reduces over 4 ranks reach {reached:.3g} GB/s bus bandwidth" in analysis.verdict.text
     (link,) = analysis.links
     assert link.busbw_low_gbps == pytest.approx(reached)
-    assert f"({link.busbw_low_gbps:.3g} to {link.busbw_high_gbps:.3g})" in analysis_text(analysis)
+    assert f"({link.busbw_low_gbps:.3g} to {link.busbw_high_gbps:,.0f})" in analysis_text(analysis)
 
 
 LABELS = 'version="v5.1",node="n0",comm_name="pg",n_nodes="1",nranks="8",collective="AllReduce",message_size="32-64MB"'

@@ -460,6 +460,15 @@ def test_ranks_are_those_that_collectives_state_where_nothing_else_does(tmp_path
     assert "Q306" not in {item.code for item in analysis.data_quality}
 
 
+def test_a_number_of_ranks_per_node_that_the_inputs_contradict_is_told(tmp_path):
+    folder = write_run(tmp_path, [fsdp_rank(rank, 4) for rank in range(4)])
+    told = analyze(folder).run.gpus_per_node
+    assert told == 4
+    contradicted = {item.code: item.message for item in analyze(folder, gpus_per_node=2).data_quality}
+    assert "2 ranks per node, as --gpus-per-node says; the inputs tell 4 (" in contradicted["Q342"]
+    assert "Q342" not in {item.code for item in analyze(folder, gpus_per_node=4).data_quality}
+
+
 def with_reductions_of(group, folder):
     """Two ranks that compute for 100 us and then reduce for 300 us among a group of this description."""
     builders = [TraceBuilder(rank, 2, groups=[("0", group, [0, 1])]) for rank in range(2)]

@@ -42,7 +42,8 @@ def data_quality(
         num_impossible: collectives that the link fit left out.
     """
     order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
-    notes = {*notices, *unlike_benchmarks(run), *_unknowns(aligned, run, topology, num_impossible)}
+    told = (*unlike_benchmarks(run), *_unknowns(aligned, run, topology, num_impossible), *_overruled(topology))
+    notes = {*notices, *told}
     if any(note.code == REPLAYED_CODE for note in notes):
         notes = {replace(note, help="") if note.code in _UNKNOWN_OF_GRAPHS else note for note in notes}
     return tuple(
@@ -51,6 +52,21 @@ def data_quality(
             notes, key=lambda note: (note.code not in _DECISIVE, order[note.severity], note.code, note.message)
         )
     )
+
+
+def _overruled(topology: Topology) -> list[Notice]:
+    """Say that the user's number of ranks per node is not what the inputs tell."""
+    if not topology.overruled:
+        return []
+    says = f"{topology.gpus_per_node} ranks per node, as --gpus-per-node says"
+    return [
+        Notice(
+            code="Q342",
+            severity=Severity.INFO,
+            message=f"{says}; the inputs tell {topology.overruled}",
+            help="leave the flag out unless names of hosts or lists of devices mislead, as in containers",
+        )
+    ]
 
 
 def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impossible: int) -> list[Notice]:

@@ -69,7 +69,7 @@ class ByteSize(click.ParamType[float]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return bytes."""
-        size = bytes_of(str(value))
+        size = 0.0 if str(value).strip() == "0" else bytes_of(str(value))
         if size is None:
             self.fail(f"{value!r} is not a size; write for example 80GiB", param, ctx)
         if size < self._least:

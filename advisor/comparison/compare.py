@@ -195,7 +195,9 @@ def _metrics(
         entries = before.states.get(state), after.states.get(state)
         for part in ("hidden", "wait"):
             is_known = part != "wait" or are_alike
-            told = [getattr(entry, f"{part}_us") if is_known and entry and entry.count else None for entry in entries]
+            # What does not communicate hides nothing, and waits for nobody.
+            seen = [entry if entry and (entry.count or state not in unseen) else None for entry in entries]
+            told = [getattr(entry, f"{part}_us") if is_known and entry else None for entry in seen]
             values = [None if value is None else mean_us([value]) for value in told]
             found.append(metric_of(f"{state}_{part}", "us", values[0], values[1], lower_is_better=None))
     found += [

@@ -29,12 +29,14 @@ class Topology:
         source: "flag", "hosts", "metadata", "groups" or "" (unknown).
         node_of: rank to node index for every rank of the world that is known.
         ranks_follow: ranks of a node follow each other, as groups of ranks in a row need it; None when nothing tells.
+        overruled: what the inputs tell and the user says otherwise, "" for nothing.
     """
 
     gpus_per_node: int | None
     source: str
     node_of: Mapping[int, int]
     ranks_follow: bool | None = None
+    overruled: str = ""
 
 
 def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node: int | None = None) -> Topology:
@@ -52,7 +54,10 @@ def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node:
     if gpus_per_node:
         if len(world) > gpus_per_node and len(world) % gpus_per_node:
             raise UsageError(f"--gpus-per-node must divide the {len(world)} ranks of the run, got {gpus_per_node}")
-        return _place_ranks(min(gpus_per_node, len(world) or gpus_per_node), "flag", run, world)
+        stated = _place_ranks(min(gpus_per_node, len(world) or gpus_per_node), "flag", run, world)
+        told = find_topology(run, None, launched_per_node)
+        is_other = told.gpus_per_node not in (None, stated.gpus_per_node)
+        return replace(stated, overruled=f"{told.gpus_per_node} ({told.source})") if is_other else stated
     if launched_per_node and (run.world_size or launched_per_node) % launched_per_node == 0:
         return _place_ranks(launched_per_node, "metadata", run, world)
     found = _of_traces(run, world)

@@ -358,7 +358,7 @@ def _add_notices(scan: _Scan, content: dict[str, object], notices: NoticeList) -
             "Q250",
             f"{num_open:,} of {plural(scan.num_entries, 'collective')} not completed when the dump was taken, "
             f"the first: {scan.first_open[1]}; the run probably hung",
-            "compare the dumps of all ranks with torchfrtrace",
+            "let `paro-advise hang` compare the dumps of all ranks",
         )
     elif pending:
         notices.warn(

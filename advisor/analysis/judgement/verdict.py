@@ -24,6 +24,7 @@ from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.regimes import Regime, StepVerdict
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.facts.model import GRAPHS_CODE
+from paro_advise.advisor.ranks.links.link import LatencySource
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, number_ranges, time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
@@ -220,7 +221,9 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> StepVerdict:
         best = max(known, key=lambda link: link.reached_gbps or 0.0)
         ranks = f"{operations_name(best.op)} over {plural(best.group_size, 'rank')}"
         reach = "reach at least" if best.is_lower_bound else "reach"
-        parts.append(f"{ranks} {reach} {gbps_text(best.reached_gbps)} bus bandwidth")
+        is_told = best.latency_source == LatencySource.MEASURED
+        beside = "" if is_told or best.is_lower_bound else ", latency and all"
+        parts.append(f"{ranks} {reach} {gbps_text(best.reached_gbps)} bus bandwidth{beside}")
     headers = [item.header for item in run.untimed]
     median_us = next((header.median_iteration_us for header in headers if header.median_iteration_us), None)
     mean_us = next((header.mean_iteration_us for header in headers if header.mean_iteration_us), None)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="FILE", help="Write the report as one HTML file.")
 @click.option("--json", "json_target", metavar="FILE", help="Write the analysis as JSON; - for stdout.")
 @click.option("--force", is_flag=True, help="Replace output files that exist.")
-@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, whatever the input tells.")
 @click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
 @click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens of all ranks in a step, for MFU.")
 @click.option("--peak-tflops", type=Number(0, 1e6, min_open=True), help="Dense peak of one device, for MFU.")

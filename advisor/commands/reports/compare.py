@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
 @click.option("--price-per-gpu-hour", type=Number(0), help="For the cost of the work.")
 @click.option("--watts-per-gpu", type=Number(0), help="Mean power, for the energy of the work.")
-@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, whatever the input tells.")
 @click.option("--allow-unlike", multiple=True, type=click.Choice(FACTS), help="Compare although this fact differs.")
 @engine_options
 @click.option("-q", "--quiet", is_flag=True, help="Suppress progress and notes; warnings stay.")

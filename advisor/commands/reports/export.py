@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Add a label to every sample, such as run=llama."
 )
 @click.option("--force", is_flag=True, help="Replace output files that exist.")
-@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, whatever the input tells.")
 @engine_options
 @click.option("-q", "--quiet", is_flag=True, help="Suppress progress and notes; warnings stay.")
 def command(

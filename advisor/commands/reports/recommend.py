@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     "exports",
     multiple=True,
     metavar="FRAMEWORK=FILE",
-    help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate, megatron, lightning or transformers; -.",
+    help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate, megatron, lightning or transformers; - "
+    "is the standard output.",
 )
 @click.option(
     "--allow-untested",
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 @click.option("--strategy", metavar="TRIPLE[/SIZE]", help="Make the plan for this strategy, such as IIG/8.")
 @click.option("--what-if", "what_ifs", multiple=True, metavar="NAME=VALUE", help="Also answer nodes=64, inter-gbps=50.")
 @click.option("--learn-from", multiple=True, metavar="FILE", help="A comparison (JSON or report) with its prediction.")
-@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, whatever the input tells.")
 @click.option(
     "--nodes-per-pod", type=click.IntRange(1, 4096), help="Nodes per pod (faster interconnect domain), if any."
 )

@@ -153,7 +153,7 @@ def _choice_cells(choice: Choice) -> tuple[Cell, ...]:
 def _inter_node_cell(choice: Choice) -> Cell:
     """Return what one rank sends across groups in a step."""
     sent = None if choice.traffic is None else choice.traffic.inter_bytes
-    return number(sent, "" if sent is None else bytes_text(sent))
+    return number(sent, "not known" if sent is None else bytes_text(sent))
 
 
 def _peak_text(choice: Choice) -> str:
@@ -172,7 +172,7 @@ def alternative_table(plan: Plan) -> Table:
         Row(cells=(Cell(text=grouped_triple(c.triple, c.group_size)), *_choice_cells(c), Cell(text=c.reason)))
         for c in [*fitting, *rejected[: max(3, PAGE_CANDIDATES - len(fitting))]]
     ]
-    caption = f"Top {len(rows)} of {len(plan.candidates)} candidates ({len(rejected)} left out)"
+    caption = f"Top {len(rows)} of {len(others)} candidates beside the run ({len(rejected)} left out)"
     names = ("strategy", *_CHOICE_NAMES, "why, or why not")
     return make_table("table-alternatives", caption, names, rows, first_rows=FIRST_CANDIDATES)
 

@@ -291,7 +291,8 @@ def bandwidth_text(link: Link) -> str:
     is_told = link.latency_source == LatencySource.MEASURED
     if is_told or low is None or high is None or high <= WIDE_RANGE * max(low, 1e-3):
         return gbps_text(link.busbw_gbps)
-    return f"{gbps_text(link.busbw_gbps)} ({low:.3g} to {high:.3g})"
+    low_text, high_text = (gbps_text(end).removesuffix(" GB/s") for end in (low, high))
+    return f"{gbps_text(link.busbw_gbps)} ({low_text} to {high_text})"
 
 
 def latency_text(link: Link) -> str:
