@@ -65,7 +65,7 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_b
     if not plan.preconditions.gpus_per_node or not plan.preconditions.world_size:
         raise UsageError("a plan must say how many ranks it is for", where=f"plan {plan.plan_id}")
     made = export(kind, target_of(plan))
-    caveats = [f"{kind} {made.min_version} or later, {made.fidelity}", *made.caveats]
+    caveats = [made.claim, *made.caveats]
     caveats += framework_caveats(plan, kind)
     ending = "\r\n" if "\r\n" in text else "\n"
     plain = text.removeprefix(mark).replace("\r\n", "\n")

@@ -75,6 +75,12 @@ class Export:
     min_version: str
     caveats: tuple[str, ...]
 
+    @property
+    def claim(self) -> str:
+        """Return what it needs and how near it comes: "torch 2.6 or later, exact"."""
+        package = "torch" if self.framework in ("fsdp1", "fsdp2") else self.framework
+        return f"{package} {self.min_version} or later, {self.fidelity}"
+
 
 def family_of(framework: Framework) -> frozenset[str]:
     """Return the names of the frameworks whose settings a run of one can take."""

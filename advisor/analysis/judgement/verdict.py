@@ -283,7 +283,7 @@ def judge_step(evidence: StepEvidence) -> StepVerdict:
         return StepVerdict(
             regime=Regime.UNKNOWN,
             limiting_state=None,
-            text="The input carries no step times, so what limits the step cannot be told",
+            text="The input carries no step times, so what limits the step cannot be told.",
             case="",
         )
     if evidence.is_cut:

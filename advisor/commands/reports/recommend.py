@@ -318,6 +318,5 @@ def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
     if not force:
         refuse_no_gain(plan, framework)
     write_output(file, made.text.encode(), force=force)
-    first = f"{framework} {made.min_version} or later, {made.fidelity}"
-    for caveat in (first, *made.caveats, *framework_caveats(plan, framework)):
+    for caveat in (made.claim, *made.caveats, *framework_caveats(plan, framework)):
         click.echo(f"{framework}: {caveat}", err=True)
