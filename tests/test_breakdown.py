@@ -176,6 +176,29 @@ def test_copies_are_other_and_only_where_nothing_else_runs(tmp_path):
     assert step.idle_us == pytest.approx(30)
 
 
+@pytest.mark.parametrize(
+    ("name", "begins", "held"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", 403.0, 180.0),  # activations come back, and computing waits for them
+        ("Memcpy HtoD (Pinned -> Device)", 450.0, 0.0),  # nothing begins as they end
+        ("Memcpy DtoD (Device -> Device)", 403.0, 0.0),
+    ],
+)
+def test_copies_that_hold_up_computing_are_no_exposed_communication(name, begins, held, tmp_path):
+    """A gather from 100 to 400 us beside a copy from 220 to 400; what computes begins 3 us behind both, or 50."""
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000)
+    trace.compute(10, 90)
+    trace.collective("AllGather", 100, 300, nelems=1 << 20, issue=50, seq=1, owners=("FSDP::all_gather",))
+    trace.row("gpu_memcpy", name, 220, 180, 9, stream=9)
+    trace.compute(begins, 300)
+    (step,) = facts_of(trace.write(tmp_path / "rank0.json")).steps
+    assert step.exposed_communication_us == pytest.approx(300 - held)
+    assert step.state_exposed_us["parameter"] == pytest.approx(300 - held)
+    assert step.other_us == pytest.approx(held)
+    assert step.compute_us + step.exposed_communication_us + step.other_us + step.idle_us == pytest.approx(1000)
+
+
 def test_a_run_without_step_marks_counts_as_one_step(tmp_path):
     trace = fsdp_rank(0)
     trace.events = [event for event in trace.events if not event["name"].startswith(("ProfilerStep", "Optimizer"))]

@@ -21,6 +21,7 @@ POOL_BYTES = 4 << 20  # bytes of inputs from which processes pay for their start
 CACHE_BYTES = 2 << 30  # bytes that cached facts may take; the oldest go first; three runs of 10,000 ranks
 JOB_POLL_S = 1.0  # seconds between two looks at a Slurm job's results; assumed
 QUEUE_POLL_S = 5.0  # seconds between two questions to Slurm's controller, which all users of a cluster share; assumed
+HELD_WITHIN_US = 10.0  # us from a copy's end within which what it held up begins; waits for events take 1 to 5; assumed
 UNSIZED_SHARE = 0.01  # of collectives and of their time that those of unknown size may be and count as nothing; assumed
 SHARED_FILES_S = 90.0  # seconds until a file that another machine wrote is seen; NFS keeps folders 30 to 60 s (nfs(5))
 MAX_ARRAY = 1_000  # tasks of a Slurm array; MaxArraySize is 1,001 by default (slurm.conf)

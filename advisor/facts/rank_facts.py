@@ -16,7 +16,7 @@ from paro_advise.advisor.facts.groups import with_default_group, with_mesh_group
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import REPLAYED_CODE, RankFacts, StepFacts
 from paro_advise.advisor.facts.passes import computing_passes
-from paro_advise.advisor.facts.work import update_kernels, work_of
+from paro_advise.advisor.facts.work import holding_copies, update_kernels, work_of
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import STATES
@@ -56,9 +56,10 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
     if parsed.events is not None:
         table = _with_steps(table, windows, parsed.events.steps)
         compute = _compute_union(parsed.events)
-        table = _with_exposure(table, compute)
+        held = holding_copies(parsed.events, compute)
+        table = _with_exposure(table, compute.join(held))
         updates = update_kernels(parsed.events)
-        steps = tuple(_step_facts(parsed.events, table, compute, windows, updates))
+        steps = tuple(_step_facts(parsed.events, table, compute, held, windows, updates))
         work = work_of(parsed.events, [(low, high) for _, low, high in windows], updates)
         compute_spans = {index: _spans(steps[index], compute) for index in _drawn_steps(steps)}
     else:
@@ -242,6 +243,7 @@ def _step_facts(
     events: EventTables,
     table: pl.DataFrame,
     compute: Intervals,
+    held: Intervals,
     windows: list[tuple[str, float, float]],
     updates: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> list[StepFacts]:
@@ -263,21 +265,21 @@ def _step_facts(
     works = _host_works_us(events, table, blocked) if len(host) == len(windows) else [None] * len(windows)
     # What a step issued may run in the next one, but what runs after the last belongs to none of them.
     first_us, last_us = windows[0][1] if windows else 0.0, max((high for _, _, high in windows), default=0.0)
-    out = []
+    out, blocking = [], compute.join(held)
     for index, (label, low, high) in enumerate(windows):
         busy = compute.clip(low, high)
         updating = (update_start >= low) & (update_start < high)
         talk = communication.clip(low, high)
-        used = busy.join(talk)
-        rest = other.clip(low, high).minus(used)
-        computed_us, exposed_us, rest_us = busy.length_us, talk.minus(busy).length_us, rest.length_us
-        worked = used.join(rest)
+        exposed = talk.minus(blocking.clip(low, high))
+        rest = other.clip(low, high).minus(busy.join(exposed))
+        computed_us, exposed_us, rest_us = busy.length_us, exposed.length_us, rest.length_us
+        worked = busy.join(talk).join(rest)
         totals, free = {}, {}
         for state in STATES:
             mine = rows_of[index][state_of[rows_of[index]] == state.value]
             union = Intervals.union_of(start[mine], end[mine]).clip(first_us, last_us)
             totals[state.value] = union.length_us
-            free[state.value] = union.minus(compute.clip(*union.bounds_us)).length_us
+            free[state.value] = union.minus(blocking.clip(*union.bounds_us)).length_us
         on_host = host[index] if len(host) == len(windows) else (low, high)
         out.append(
             StepFacts(

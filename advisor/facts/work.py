@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.facts.constants import MAX_KERNEL_NAME, MAX_NAMED_KERNELS, OPTIMIZER_STEP
-from paro_advise.advisor.facts.intervals import Intervals
+from paro_advise.advisor.facts.constants import HELD_WITHIN_US, MAX_KERNEL_NAME, MAX_NAMED_KERNELS, OPTIMIZER_STEP
+from paro_advise.advisor.facts.intervals import EMPTY, Intervals
 from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
 
@@ -38,6 +38,7 @@ class WorkKind(StrEnum):
     OTHER = "other"
 
 
+_HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")  # as CUPTI and roctracer name them
 # In this order: a flash-attention kernel is built from CUTLASS, a convolution may be an implicit GEMM.
 _KINDS: tuple[tuple[re.Pattern[str], WorkKind], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), kind)
@@ -150,6 +151,22 @@ def short_name(name: str) -> str:
             text = text[:place]
             break
     return text if len(text) <= MAX_KERNEL_NAME else text[: MAX_KERNEL_NAME - 3] + "..."
+
+
+def holding_copies(events: EventTables, compute: Intervals) -> Intervals:
+    """Return when copies between host and device hold up what computes: it begins as they end.
+
+    So it does with activations or states that are kept on the host; what else runs meanwhile does not hold it.
+    """
+    copies = np.array([name.startswith(_HOST_COPIES) for name in events.names], dtype=np.bool_)
+    if not events.is_gpu or not copies.any() or not len(compute.start_us):
+        return EMPTY
+    mine = copies[events.device["name"].to_numpy()]
+    start, end = (events.device[column].to_numpy()[mine] for column in ("start_us", "end_us"))
+    begins = compute.start_us
+    place = np.searchsorted(begins, end)
+    holds = (place < len(begins)) & (begins[np.minimum(place, len(begins) - 1)] - end <= HELD_WITHIN_US)
+    return Intervals.union_of(start[holds], end[holds]).minus(compute)
 
 
 def update_kernels(events: EventTables) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
