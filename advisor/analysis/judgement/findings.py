@@ -422,8 +422,8 @@ def _host(analysis: Analysis) -> FindingEntry:
     idle, other = analysis.breakdown_us.idle or 0.0, analysis.breakdown_us.other or 0.0
     if not analysis.run.collectives_use_cores and other >= HOST_CAUSE_SHARE * step and other > idle:
         text = (
-            f"devices only copy memory for {time_text(other)} a step ({other / step:.0%}): batches, activations or states "
-            "from the host (pinned memory and non_blocking=True let computing go on)"
+            f"devices only copy memory for {time_text(other)} a step ({other / step:.0%}): batches, activations or "
+            "states from the host (pinned memory and non_blocking=True let computing go on)"
         )
         return _finding(code, APPLIES, text, other)
     if idle >= HOST_CAUSE_SHARE * step and analysis.is_cut:
