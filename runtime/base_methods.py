@@ -26,7 +26,7 @@ def stand_beneath(cls: type[T], own: Mapping[str, Callable[..., object]], *, app
         setattr(cls, name, _either(torchs, name, method, applies))
 
 
-def wrap_once(home: object, name: str, wrapped: Callable[[Any], Callable[..., object]]) -> None:
+def wrap_once(home: object, name: str, wrapped: Callable[..., Callable[..., object]]) -> None:
     """Put what is made of a function in its place, once however often it is asked for."""
     original = getattr(home, name)
     if not is_ours(original):

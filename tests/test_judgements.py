@@ -454,6 +454,9 @@ def test_ranks_are_those_that_collectives_state_where_nothing_else_does(tmp_path
             if "Process Group Ranks" in event.get("args", {}):
                 ranks = json.loads(event["args"]["Process Group Ranks"])
                 event["args"]["Rank"] = ranks.index(rank)
+        shared = next(event for event in document["traceEvents"] if "Process Group Ranks" in event.get("args", {}))
+        rooted = {**shared["args"], "Collective name": "broadcast", "Rank": 0}  # states its root's
+        document["traceEvents"].append({**shared, "ts": shared["ts"] + 1, "args": rooted})
         (tmp_path / f"node_{4100 + number}.1700000000.pt.trace.json").write_text(json.dumps(document))
     analysis = analyze(tmp_path)
     assert analysis.run.ranks == (0, 1, 3)
@@ -465,7 +468,7 @@ def test_a_number_of_ranks_per_node_that_the_inputs_contradict_is_told(tmp_path)
     told = analyze(folder).run.gpus_per_node
     assert told == 4
     contradicted = {item.code: item.message for item in analyze(folder, gpus_per_node=2).data_quality}
-    assert "2 ranks per node, as --gpus-per-node says; the inputs tell 4 (" in contradicted["Q342"]
+    assert "2 ranks per node, as --gpus-per-node says; the inputs tell 4, by the" in contradicted["Q342"]
     assert "Q342" not in {item.code for item in analyze(folder, gpus_per_node=4).data_quality}
 
 

@@ -22,7 +22,7 @@ UNITS = 3
 
 def ddp_rank(
     rank, world=2, *, encoder_us=0.0, micro_batches=1, is_marked=True, recomputed_us=0.0, gathers_features=False,
-    steps=3, longer=None,
+    steps=3, longer=None, updates=lambda step: True, update_us=30.0,
 ):  # fmt: skip
     """DDP on a host far ahead of its device: per micro-batch an encoder, three layers of 40 us forward, 80 us backward.
 
@@ -38,7 +38,7 @@ def ddp_rank(
         host = now
         more_us, back_us = (longer or {}).get(step, (0.0, 0.0))
         encoder_us = usual_us + more_us
-        length = micro_batches * (encoder_us + UNITS * (120.0 + recomputed_us + back_us) + 10.0) + 60.0
+        length = micro_batches * (encoder_us + UNITS * (120.0 + recomputed_us + back_us) + 10.0) + update_us + 30.0
         trace.step(step, now, length)
         for micro_batch in range(micro_batches):
             if encoder_us:
@@ -63,12 +63,13 @@ def ddp_rank(
             trace.backward(host + 80, 2, sequence=1)
             now += 10.0
             host += 100.0
-        trace.row("user_annotation", "Optimizer.step#AdamW.step", host, 8, 1, **{"External id": trace.next_id()})
-        trace.row("gpu_user_annotation", "Optimizer.step#AdamW.step", now, 30, 7)
-        trace.compute(now, 30.0, name="multi_tensor_apply_kernel<FusedAdamMathFunctor>")
-        trace.annotation("ema", host + 10, 5)
-        trace.compute(now + 30, 20.0, name="lerp")
-        now += 60.0
+        if updates(step):
+            trace.row("user_annotation", "Optimizer.step#AdamW.step", host, 8, 1, **{"External id": trace.next_id()})
+            trace.row("gpu_user_annotation", "Optimizer.step#AdamW.step", now, update_us, 7)
+            trace.compute(now, update_us, name="multi_tensor_apply_kernel<FusedAdamMathFunctor>")
+            trace.annotation("ema", host + 10, 5)
+            trace.compute(now + update_us, 20.0, name="lerp")
+        now += update_us + 30.0
     return trace
 
 

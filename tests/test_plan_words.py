@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from helpers import analyze, write_run
 from test_recommend import calibration, estimate
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.model import DeviceUpdate, StepTime
+from paro_advise.advisor.cli import run
 from paro_advise.advisor.prediction.advice.decision import _change, fastest
 from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
@@ -21,7 +23,7 @@ from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity, Variant
-from paro_advise.policies.plan import Verdict, same_way
+from paro_advise.policies.plan import Verdict, plan_from_json, same_way
 from paro_advise.policies.strategy_name import choice_name
 
 
@@ -218,3 +220,32 @@ def test_sharded_parameters_whose_gradients_nothing_reduces_are_measured_first(t
         states=analysis.states | {"gradient": replace(gradient, count=0.0, bytes=0.0, total_us=0.0, exposed_us=0.0)},
     )
     assert "no reduction of gradients is seen" in calibrate(lost).unmodelled
+
+
+def test_a_run_that_alone_may_be_planned_is_kept_and_says_what_is_untested(tmp_path):
+    """A recording on one GPU, of 1 GiB: NNG with its optimizer on the host fits beside it, which `run` does untested."""
+    path = tmp_path / "plan.json"
+    command = ["recommend", str(ROOT / "tests/data/gpu_loops/fsdp2"), "--device-memory", "1GiB", "-q", "-o", str(path)]
+    assert run(command) == 0
+    plan = plan_from_json(path.read_bytes(), "plan")
+    assert plan.verdict == "keep"
+    assert plan.baseline.feasible
+    assert plan.text.startswith("Keep GGG")
+    assert "nothing else fits that has been timed on this kind of device; NNG" in plan.text
+    assert "--allow-untested lets a plan choose it; or by the settings of deepspeed" in plan.text
+    left = next(choice for choice in plan.candidates if choice.triple == "NNN" and not choice.feasible)
+    assert left.reason.endswith("of 1 GiB, all of which may be planned")
+    prefetch = next(lever for lever in plan.levers if "(prefetch)" in lever.what)
+    assert prefetch.fits  # it takes no more memory than the run, which fits
+    assert run([*command, "--force", "--allow-untested"]) == 0
+    assert plan_from_json(path.read_bytes(), "plan").chosen.triple == "NNG"
+
+
+def test_a_change_of_settings_alone_is_not_told_twice(tmp_path):
+    """DDP that reduces in every micro-batch: the plan keeps its strategy and says what to set."""
+    path = tmp_path / "plan.json"
+    command = ["recommend", str(ROOT / "tests/data/gpu_loops/ddp"), "--device-memory", "80GiB", "-q", "-o", str(path)]
+    assert run(command) == 0
+    text = plan_from_json(path.read_bytes(), "plan").text
+    assert text.startswith("Keep NNN (DDP); reduce gradients once a step")
+    assert "can also stay" not in text

@@ -74,6 +74,22 @@ def test_a_step_that_stalled_is_left_out_of_all_figures(late_ranks, while_what, 
     assert (made.step_us, made.fixed_us, made.late_us) == pytest.approx((usual.step_us, usual.fixed_us, usual.late_us))
 
 
+def test_a_stall_is_one_though_the_step_sends_more(tmp_path):
+    """A checkpoint: states are gathered in 20 us, then rank 2 writes them while the others wait for it."""
+    late = {2}
+    traces = [
+        stalled(fsdp_rank(rank, WORLD, steps=STEPS), 3 * 1000.0 + (70 if rank in late else 100), STALL_US)
+        for rank in range(WORLD)
+    ]
+    for trace in traces:
+        base = 3000.0 + STALL_US
+        trace.collective("AllGather", base + 900, 20, nelems=16_000_000, issue=base + 890, seq=900, owners=("states",))
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert analysis.run.num_steps == STEPS - 1
+    (said,) = [item.message for item in analysis.data_quality if item.code == "Q310"]
+    assert "stalled for 5.98 ms" in said  # less the gathering itself
+
+
 def test_a_step_that_sends_more_does_not_stall(tmp_path):
     """Local SGD: in one of six steps 32 MB of parameters are averaged, which takes 3 ms and is all exposed."""
     traces = [stalled(fsdp_rank(rank, WORLD, steps=STEPS), 3 * 1000.0 + 900, 3000.0) for rank in range(WORLD)]

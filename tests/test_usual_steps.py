@@ -54,6 +54,14 @@ def test_a_step_of_ddp_that_computes_more_and_no_longer_backward_is_left_out(lon
         assert analysis.breakdown_us.compute == pytest.approx(50 + 3 * 120 + 50)
 
 
+def test_updates_of_some_steps_only_are_no_evaluations(tmp_path):
+    """Micro-batches are marked as steps; the optimizer runs in every third, as long as most of a micro-batch."""
+    traces = [ddp_rank(rank, steps=6, updates=lambda step: step % 3 == 2, update_us=200.0) for rank in range(2)]
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert notes(analysis, "Q337") == []
+    assert {item.num_steps for item in analysis.ranks} == {6}
+
+
 @pytest.mark.parametrize(
     "other", [{"reduces": True}, {"num_gathers": 4, "owners": UPDATED}], ids=["reductions", "updated parameters"]
 )

@@ -108,7 +108,8 @@ class StepTime:
     """Step times over steps (mean over ranks each), warm-up included.
 
     Attributes:
-        computing: since 1.2; what devices computed in each, us; () where that is not known.
+        computing: since 1.2; what devices computed in each, us, with what one that sent more than the others exposed
+            beyond them; () where that is not known.
         left_out: since 1.2; of steps that stalled, which no other figure holds, us.
     """
 

@@ -45,12 +45,11 @@ _T = TypeVar("_T")
 
 def step_time(run: Run) -> StepTime:
     """Return step times, means over ranks."""
-    per_step: dict[str, list[tuple[float, float]]] = {}
-    for _, item in run.timed:
-        for step, busy_us in zip(item.steps, busy_times(item), strict=True):
-            per_step.setdefault(step.label, []).append((step.wall_us, busy_us))
-    means = [np.mean(found, axis=0).tolist() for found in per_step.values()]
-    found = StepTime.of([wall for wall, _ in means], [computing for _, computing in means])
+    walls: dict[str, list[float]] = {}
+    for step in run.steps:
+        walls.setdefault(step.label, []).append(step.wall_us)
+    busy_us = busy_times(run.timed)
+    found = StepTime.of([float(np.mean(times)) for times in walls.values()], [busy_us[label] for label in walls])
     return replace(found, left_out=(run.stall.wall_us,)) if run.stall else found
 
 

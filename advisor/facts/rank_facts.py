@@ -56,10 +56,10 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
     if parsed.events is not None:
         table = _with_steps(table, windows, parsed.events.steps)
         compute = _compute_union(parsed.events)
-        held = holding_copies(parsed.events, compute)
-        table = _with_exposure(table, compute.join(held))
+        blocking = compute.join(holding_copies(parsed.events, compute))
+        table = _with_exposure(table, blocking)
         updates = update_kernels(parsed.events)
-        steps = tuple(_step_facts(parsed.events, table, compute, held, windows, updates))
+        steps = tuple(_step_facts(parsed.events, table, compute, blocking, windows, updates))
         work = work_of(parsed.events, [(low, high) for _, low, high in windows], updates)
         compute_spans = {index: _spans(steps[index], compute) for index in _drawn_steps(steps)}
     else:
@@ -243,7 +243,7 @@ def _step_facts(
     events: EventTables,
     table: pl.DataFrame,
     compute: Intervals,
-    held: Intervals,
+    blocking: Intervals,
     windows: list[tuple[str, float, float]],
     updates: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> list[StepFacts]:
@@ -255,7 +255,6 @@ def _step_facts(
     other = _of_kind(events.device, KernelKind.MEMORY if events.is_gpu else KernelKind.SYNC)
     gaps = _queued_gaps(events) if events.is_gpu else None
     passes, (laid_out, laid_in) = computing_passes(events, compute), [_named(events, mark) for mark in _COPIES]
-    update_start, update_end = updates
     loading, stepping = (
         Intervals.of_pairs([(span.start_us, span.end_us) for span in events.spans if span.name.startswith(mark)])
         for mark in (_LOADER, OPTIMIZER_STEP)
@@ -265,10 +264,10 @@ def _step_facts(
     works = _host_works_us(events, table, blocked) if len(host) == len(windows) else [None] * len(windows)
     # What a step issued may run in the next one, but what runs after the last belongs to none of them.
     first_us, last_us = windows[0][1] if windows else 0.0, max((high for _, _, high in windows), default=0.0)
-    out, blocking = [], compute.join(held)
+    out = []
     for index, (label, low, high) in enumerate(windows):
         busy = compute.clip(low, high)
-        updating = (update_start >= low) & (update_start < high)
+        updating = (updates[0] >= low) & (updates[0] < high)
         talk = communication.clip(low, high)
         exposed = talk.minus(blocking.clip(low, high))
         rest = other.clip(low, high).minus(busy.join(exposed))
@@ -299,7 +298,7 @@ def _step_facts(
                 idle_updating_us=stepping.clip(low, high).minus(worked).length_us,
                 blocked_us=blocked.clip(*on_host).length_us,
                 host_work_us=works[index],
-                update_us=Intervals.union_of(update_start[updating], update_end[updating]).clip(low, high).length_us,
+                update_us=Intervals.union_of(*(times[updating] for times in updates)).clip(low, high).length_us,
                 num_update_kernels=int(updating.sum()),
                 forward_us=passes.forward.clip(low, high).length_us if passes else None,
                 backward_us=passes.backward.clip(low, high).length_us if passes else None,

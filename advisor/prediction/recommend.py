@@ -175,17 +175,20 @@ def recommendation(
     choices = AnswerLimits(limits=limits, may_choose=chooses)
     answers = tuple(answer(question, basis, choices, seed) for question in questions)
     plan = replace(plan, answers=answers, levers=levers(basis, limits), origin=_origin(calibration, inputs))
-    plan = replace(plan, text=plan.text + alone_text(plan, basis, limits))
-    return Recommendation(plan=with_id(_with_what_ifs(plan, basis, baseline, eligible, seed)), basis=basis)
+    plan = _with_what_ifs(plan, basis, limits, baseline, eligible, seed)
+    return Recommendation(plan=with_id(plan), basis=basis)
 
 
-def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Scored], seed: int) -> Plan:
+def _with_what_ifs(
+    plan: Plan, basis: Basis, limits: Limits, baseline: Scored, eligible: list[Scored], seed: int
+) -> Plan:
     ahead = plan.verdict != Verdict.KEEP
     fitting = [(item.candidate, item.memory.total + item.transient) for item in eligible]
     run = choice_of(baseline, baseline)
     others = [choice for choice in (choice_of(item, baseline) for item in eligible) if not same_way(choice, run)]
     return replace(
         plan,
+        text=plan.text + alone_text(plan, basis, limits),
         budget=budget_steps(others if baseline.reason else [run, *others]),
         outlooks=on_more_nodes(basis, seed) if ahead and not basis.calibration.knows_no_network else (),
         sensitivities=sensitivities(basis, fitting) if ahead else (),

@@ -29,6 +29,7 @@ STALL_RATIO = 1.5  # of the median step from which a step stalled; assumed: step
 STALLED_STEPS = 0.25  # of all steps that stall at the most; of more the longer ones are usual, too; assumed
 STALLED_STEPS_COMPUTING_ALIKE = 0.45  # the same where they are known to compute no more; fewer than the usual ones
 USUAL_SPREAD = 0.1  # of the median step, by which two steps differ at the most to be usual ones beside a third; assumed
+SENDS_MORE_RATIO = 1.5  # of the median step's bytes, from which a step sends more than the others; assumed
 STALL_HELD_SHARE = 0.5  # of a stall that communication must hold on each rank for it to be the network's; a majority
 LISTED_JOBS = 8  # jobs that are named when inputs are of several; a screen
 APART_S = 600.0  # s between two traces from which they are of different runs; clocks differ by less; assumed

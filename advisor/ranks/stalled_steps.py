@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from paro_advise.advisor.ranks.constants import (
+    SENDS_MORE_RATIO,
     STALL_HELD_SHARE,
     STALL_RATIO,
     STALLED_STEPS,
@@ -58,7 +59,7 @@ def stalls(walls: Sequence[float], computing: Sequence[float] = ()) -> dict[int,
 
     Args:
         walls: step times, us.
-        computing: what devices computed in each, or sent more than in others, us; () where that is not known.
+        computing: see ``busy_times``; () where that is not known.
     """
     if not walls:
         return {}
@@ -87,14 +88,12 @@ def without_stalled_step(timed: Sequence[tuple[int, Source]]) -> tuple[list[tupl
         timed: (rank, source) as in Run.
     """
     of_step: dict[str, dict[int, StepFacts]] = defaultdict(dict)
-    busy: dict[str, list[float]] = defaultdict(list)
     for rank, item in timed:
-        for step, busy_us in zip(item.steps, busy_times(item), strict=True):
+        for step in item.steps:
             of_step[step.label][rank] = step
-            busy[step.label].append(busy_us)
-    labels = list(of_step)
+    labels, busy_us = list(of_step), busy_times(timed)
     walls = [float(np.mean([step.wall_us for step in of_ranks.values()])) for of_ranks in of_step.values()]
-    found = stalls(walls, [float(np.mean(times)) for times in busy.values()])
+    found = stalls(walls, [busy_us[label] for label in labels])
     if len(found) != 1 or any(item.facts.num_updates == 0 for _, item in timed):
         return list(timed), None
     ((place, beyond_us),) = found.items()
@@ -123,20 +122,30 @@ def stall_notices(found: Stall | None) -> tuple[Notice, ...]:
     return (Notice(code=STALLED_CODE, severity=Severity.WARNING, message=found.text, help=f"such as {text}"),)
 
 
-def busy_times(item: Source) -> list[float]:
-    """Return what a rank computes in each step (us), with the exposed time of one that sends more than the others.
+def busy_times(timed: Sequence[tuple[int, Source]]) -> dict[str, float]:
+    """Return what ranks compute in each step (us, mean), with what one that sends more exposes beyond the others.
 
-    Parameters that are averaged every few steps (local SGD) make a step longer, which stalls for nothing.
+    Parameters that are averaged every few steps (local SGD) make a step longer, which stalls for nothing. Of ranks that
+    wait meanwhile the one that exposes least waits for nobody.
     """
+    computed: dict[str, list[float]] = defaultdict(list)
+    further: dict[str, list[float]] = defaultdict(list)
+    for _, item in timed:
+        for step, sends_more in zip(item.steps, _send_more(item), strict=True):
+            more_us = max(0.0, _beyond(step, item.steps, "exposed_communication_us")) if sends_more else 0.0
+            computed[step.label].append(step.compute_us)
+            further[step.label].append(more_us)
+    return {label: float(np.mean(times)) + min(further[label]) for label, times in computed.items()}
+
+
+def _send_more(item: Source) -> list[bool]:
+    """Tell which steps of a rank send far more bytes than half of them do."""
     import polars as pl
 
     sent = dict(item.collectives.group_by("step").agg(pl.col("bytes").sum()).iter_rows())
     sizes = [float(sent.get(number) or 0.0) for number in range(len(item.steps))]
-    most = STALL_RATIO * float(np.median(sizes)) if sizes else 0.0
-    return [
-        step.compute_us + (step.exposed_communication_us if size > most else 0.0)
-        for step, size in zip(item.steps, sizes, strict=True)
-    ]
+    most = SENDS_MORE_RATIO * float(np.median(sizes)) if sizes else 0.0
+    return [size > most for size in sizes]
 
 
 def _beyond(step: StepFacts, others: Sequence[StepFacts], name: str) -> float:

@@ -184,7 +184,7 @@ def _late_node(
             return Straggler(
                 rank=max(own, key=lambda rank: (costs.own(rank), -rank)),
                 lateness_us=lateness_us,
-                share_of_steps=led / costs.num_steps,
+                share_of_steps=led / max(1, len(costs.steps_with(*ranks))),
                 cause=causes.pop(),
                 chance=chance,
                 alike=tuple(sorted(ranks)),
@@ -211,11 +211,13 @@ def _late_alone(
         return None
     # In other steps another rank of the node may be the one that is slower.
     caused_us = costs.caused_us(rank, slower)
-    num_steps = len(costs.steps_with(rank))
-    lateness_us = sum(caused_us.values()) / max(1, num_steps)
+    recorded = costs.steps_with(rank)
+    num_steps = max(1, len(recorded))
+    lateness_us = sum(caused_us.values()) / num_steps
     if lateness_us < least_us:
         return None
-    for number, labels in enumerate(costs.waited):
+    for number, waited in enumerate(costs.waited):
+        labels = waited & recorded
         led = sum(caused_us.get(label, 0.0) >= STRAGGLER_WAIT_SHARE * costs.all_us[label] for label in labels)
         chance = chance_of_leading(led, len(labels), num_ranks) * (len(costs.waited) if number else 1)
         share = led / num_steps
@@ -252,7 +254,7 @@ def _slow_set(
     return Straggler(
         rank=worst,
         lateness_us=lateness_us,
-        share_of_steps=seen / costs.num_steps,
+        share_of_steps=seen / max(1, len(costs.steps_with(*slow))),
         cause=causes.pop() if len(causes) == 1 else "unknown",
         chance=chance,
         alike=tuple(sorted(slow)),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.trace_parsers.tables import SourceHeader
 
+_TELLS = {"hosts": "by the names of hosts", "metadata": "by the launcher or the devices of each rank"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
@@ -56,8 +58,8 @@ def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node:
             raise UsageError(f"--gpus-per-node must divide the {len(world)} ranks of the run, got {gpus_per_node}")
         stated = _place_ranks(min(gpus_per_node, len(world) or gpus_per_node), "flag", run, world)
         told = find_topology(run, None, launched_per_node)
-        is_other = told.gpus_per_node not in (None, stated.gpus_per_node)
-        return replace(stated, overruled=f"{told.gpus_per_node} ({told.source})") if is_other else stated
+        is_other = told.gpus_per_node not in (None, stated.gpus_per_node) and told.source in _TELLS
+        return replace(stated, overruled=f"{told.gpus_per_node}, {_TELLS[told.source]}") if is_other else stated
     if launched_per_node and (run.world_size or launched_per_node) % launched_per_node == 0:
         return _place_ranks(launched_per_node, "metadata", run, world)
     found = _of_traces(run, world)

@@ -94,7 +94,8 @@ def _is_fuller(count: _Counts, usual: _Counts) -> bool:
 
 def _compute_more(item: Source) -> list[str]:
     """Return the steps that compute longer than most, though backward takes no longer."""
-    known = [(step.label, step.compute_us, step.backward_us) for step in item.steps]
+    # The optimizer's step may be of some steps only, as where micro-batches are marked.
+    known = [(step.label, step.compute_us - step.update_us, step.backward_us) for step in item.steps]
     parts = [(label, whole, back) for label, whole, back in known if back is not None]
     if len(parts) < max(3, len(known)):
         return []

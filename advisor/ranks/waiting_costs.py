@@ -194,7 +194,8 @@ class Costs:
 
     def steps_with(self, *ranks: int) -> frozenset[str]:
         """Return the labels of the steps that any of these ranks has recorded: in others it can be no straggler."""
-        return frozenset(label for rank in ranks for label in self.excess_us.get(rank, {}) if label in self.all_us)
+        known = (self.excess_us.get(rank, {}).keys() | self.own_us.get(rank, {}).keys() for rank in ranks)
+        return frozenset().union(*known) & self.all_us.keys()
 
     def caused_us(self, rank: int, mates: Iterable[int]) -> dict[str, float]:
         """Return what a rank costs in steps by making mates late that meet others (us), where it is slower than these.
@@ -245,7 +246,7 @@ class Costs:
 
         Ranks are compared with those that they meet where they are late: a pair that alone communicates leads in
         every step, one of the two in every second. Which steps are the worst says nothing of who is late in them, so
-        that the chance holds for each choice of steps; that there are several choices counts (Boole's inequality).
+        that the chance holds for each choice of steps. All choices but the first share one chance (Boole's inequality).
 
         Args:
             least_us: that a rank must cost in a step beyond what others do on average.
@@ -260,8 +261,8 @@ class Costs:
                 found = replace(found, chance=min(1.0, len(self.waited) * found.chance))
             if found.ranks and found.chance <= STRAGGLER_MAX_CHANCE:
                 return found
-            if not undecided.ranks:
-                undecided = found
+            # Of few steps one or the other rank leads most by chance, which leaves nothing open.
+            undecided = undecided if number else found
         return undecided
 
     def _leaders_in(self, labels: frozenset[str], least_us: float, num_ranks: int) -> Leaders:

@@ -26,6 +26,8 @@ _AUTOGRAD_MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule",
 # Of DDP's reducer, where ``gradient_as_bucket_view`` is off (torch/csrc/distributed/c10d/reducer.cpp).
 _COPIES_BUCKETS = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
+_OF_ALL_ALIKE = re.compile(r"allreduce|all_?gather|reduce_scatter|all_?to_?all")  # collectives without a root
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMetadata:
@@ -124,13 +126,13 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
 def _rank_in_calls(rows: KinetoRows) -> int | None:
     """Return the rank that a trace's collectives state, None where they state none or several.
 
-    They state that in their process group (torch, csrc/profiler/util.cpp, saveNcclMeta), which is the global one where
-    the group is of the first ranks.
+    Those in which all ranks do the same state it in their process group, which is the global one where the group is of
+    the first ranks. Of others it is the root's, or the other side's (torch, ProcessGroupNCCL.cpp, RECORD_PARAM_COMMS).
     """
     stated = {
         (as_int(args.rank), str(args.group_ranks), args.group_size if isinstance(args.group_size, int) else None): args
         for _, args in (*rows.device.comm, *rows.host.comm)
-        if args.rank is not None
+        if args.rank is not None and _OF_ALL_ALIKE.search(str(args.collective))
     }
     found = set()
     for (rank, _, _), args in stated.items():

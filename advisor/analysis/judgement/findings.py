@@ -449,7 +449,7 @@ def _idle_cause(analysis: Analysis) -> str:
     if idle.data_loading > FINDING_SHARE * step:
         parts.append(
             f"the DataLoader holds the training thread for {time_text(idle.data_loading)}, "
-            f"{time_text(idle.loading)} of it while they idle (num_workers)"
+            f"{time_text(idle.loading)} of it while devices idle (num_workers)"
         )
     if idle.updating > FINDING_SHARE * step:
         parts.append(f"the host is in the optimizer's step for {time_text(idle.updating)} of it")

@@ -222,7 +222,7 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> StepVerdict:
         ranks = f"{operations_name(best.op)} over {plural(best.group_size, 'rank')}"
         reach = "reach at least" if best.is_lower_bound else "reach"
         is_told = best.latency_source == LatencySource.MEASURED
-        beside = "" if is_told or best.is_lower_bound else ", latency and all"
+        beside = "" if is_told or best.is_lower_bound else ", latency included"
         parts.append(f"{ranks} {reach} {gbps_text(best.reached_gbps)} bus bandwidth{beside}")
     headers = [item.header for item in run.untimed]
     median_us = next((header.median_iteration_us for header in headers if header.median_iteration_us), None)

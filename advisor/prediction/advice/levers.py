@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.scoring import Limits
     from paro_advise.policies.plan import Plan
 
+_HEALED = "no rank later than the others"  # which is no setting
 _ONCE_A_STEP = "DDP's no_sync() around all micro-batches but the last"
 _PREFETCH = {
     Framework.FSDP1: "backward_prefetch=BackwardPrefetch.BACKWARD_PRE",
@@ -103,13 +104,15 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
 
 def alone_text(plan: Plan, basis: Basis, limits: Limits) -> str:
     """Return a sentence on the lever that gains alone what the plan's change of strategy does, "" for none."""
-    if plan.verdict != Verdict.CHANGE or plan.asked_for or not plan.baseline.feasible:
+    stays = (plan.baseline.triple, plan.baseline.group_size) == (plan.chosen.triple, plan.chosen.group_size)
+    if plan.verdict != Verdict.CHANGE or stays or plan.asked_for or not plan.baseline.feasible:
         return ""
     least = plan.chosen.predicted.speedup.p50 / (1 + EQUAL_SHARE)
-    room = limits.plannable_bytes - needed_bytes(basis.calibration, basis.base, limits.other_bytes)
+    room = max(0.0, limits.plannable_bytes - needed_bytes(basis.calibration, basis.base, limits.other_bytes))
     for item in plan.levers:
         fits = item.fits and item.more_bytes is not None and item.more_bytes <= room
-        if fits and item.speedup_now.p50 >= least and not item.changes_numbers:
+        is_setting = item.what != _HEALED and not item.changes_numbers
+        if fits and item.speedup_now.p50 >= least and is_setting:
             now = item.speedup_now
             return (
                 f" The strategy can also stay: with {item.what}, the predicted speed-up is {now.p50:.2f}x "
@@ -170,7 +173,7 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
     if calibration.most_late_us > 0 or calibration.slower_us > 0:
         names_node = calibration.num_nodes > 1 and calibration.slower_us > 0  # else it may be another rank each time
         yield _Change(
-            what="no rank later than the others",
+            what=_HEALED,
             calibration=replace(
                 calibration,
                 compute_us=calibration.compute_us - calibration.slower_us,

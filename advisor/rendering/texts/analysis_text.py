@@ -153,12 +153,11 @@ def _run_lines(analysis: Analysis) -> list[str]:
         )
     efficiency = analysis.efficiency
     shares = [
-        (efficiency.overlap_share, "of communication overlapped"),
-        (efficiency.mfu, "MFU"),
+        (efficiency.overlap_share, share_text(efficiency.overlap_share), "of communication overlapped"),
+        (efficiency.inter_node_busy_share, busy_text(analysis), "of the step inter-node links are busy"),
+        (efficiency.mfu, share_text(efficiency.mfu), "MFU"),
     ]
-    known = [f"{share_text(value)} {text}" for value, text in shares if value is not None]
-    if efficiency.inter_node_busy_share is not None:
-        known.insert(1, f"{busy_text(analysis)} of the step inter-node links are busy")
+    known = [f"{text} {what}" for value, text, what in shares if value is not None]
     if known:
         lines.append("use        " + ", ".join(known))
     if path := analysis.critical_path:
