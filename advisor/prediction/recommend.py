@@ -175,8 +175,7 @@ def recommendation(
     choices = AnswerLimits(limits=limits, may_choose=chooses)
     answers = tuple(answer(question, basis, choices, seed) for question in questions)
     plan = replace(plan, answers=answers, levers=levers(basis, limits), origin=_origin(calibration, inputs))
-    plan = _with_what_ifs(plan, basis, limits, baseline, eligible, seed)
-    return Recommendation(plan=with_id(plan), basis=basis)
+    return Recommendation(plan=with_id(_with_what_ifs(plan, basis, limits, baseline, eligible, seed)), basis=basis)
 
 
 def _with_what_ifs(
