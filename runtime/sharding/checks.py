@@ -193,7 +193,7 @@ def _watching_what_is_kept(original: AnyFunction) -> AnyFunction:
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, _unchanged) if watches else nullcontext()
         try:
             with hooks:
-                found = original(outputs, *args, **kwargs)
+                found: tuple[torch.Tensor, ...] = original(outputs, *args, **kwargs)
             is_freed = any(not storage.size() for storage in kept.values())
         except RuntimeError as error:
             if any(said in str(error) for said in _FREED):

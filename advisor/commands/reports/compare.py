@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=Number(),
     help="Throughput must surely rise by so many percent; 0 or less: must not surely fall below.  [default: 0]",
 )
-@click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
+@click.option("--device-memory", type=ByteSize(least=1 << 30), help="Memory of one device, such as 80GiB.")
 @click.option("--price-per-gpu-hour", type=Number(0), help="For the cost of the work.")
 @click.option("--watts-per-gpu", type=Number(0), help="Mean power, for the energy of the work.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, whatever the input tells.")

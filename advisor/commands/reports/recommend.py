@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--html", "page", metavar="FILE", help="Write the plan as one HTML page.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists; export what gains nothing.")
 @click.option("--device-memory", type=ByteSize(least=1 << 30), help="Memory of one device, such as 80GiB.")
-@click.option("--measured-peak", type=ByteSize(), help="Peak memory of a rank of this run, as measured.")
+@click.option("--measured-peak", type=ByteSize(least=1), help="Peak memory of a rank of this run, as measured.")
 @click.option("--redundancy-budget", type=ByteSize(), help="What a rank may hold beyond GGG.")
 @click.option(
     "--host-gbps",
