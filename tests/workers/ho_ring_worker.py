@@ -107,6 +107,13 @@ def check_choice(per_node):
     assert (collectives.ho_ring.sent_between.messages > before) == (collectives.ho_ring.grid.num_nodes > 1)
 
 
+def destroy(groups):
+    """Destroy groups that all ranks have made: gloo ends a rank that still connects when another closes its sockets."""
+    dist.barrier()
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
 def check_names():
     """A script makes and destroys groups, so that as many are known as when one of ours was made: the next is another.
 
@@ -118,16 +125,13 @@ def check_names():
     for make in makers:
         spares = [dist.new_group(everyone) for _ in range(3)]
         groups.append(make())
-        for spare in spares:
-            dist.destroy_process_group(spare)
+        destroy(spares)
         groups.append(make())
         spares = [dist.new_group(everyone) for _ in range(2)]
         groups.append(make())
         names += [group.group_name for group in groups]
-        while groups:
-            dist.destroy_process_group(groups.pop())
-        for spare in spares:
-            dist.destroy_process_group(spare)
+        destroy([*groups, *spares])
+        groups.clear()
     assert len(set(names)) == len(names) == 6
     groups = [makers[0](), makers[1]()]
     for group in groups:
