@@ -196,8 +196,10 @@ def _metrics(
         for part in ("hidden", "wait"):
             is_known = part != "wait" or are_alike
             # What does not communicate hides nothing, and waits for nobody.
-            seen = [entry if entry and (entry.count or state not in unseen) else None for entry in entries]
-            told = [getattr(entry, f"{part}_us") if is_known and entry else None for entry in seen]
+            told = [
+                getattr(entry, f"{part}_us") if is_known and entry and (entry.count or state not in unseen) else None
+                for entry in entries
+            ]
             values = [None if value is None else mean_us([value]) for value in told]
             found.append(metric_of(f"{state}_{part}", "us", values[0], values[1], lower_is_better=None))
     found += [

@@ -131,21 +131,24 @@ def busy_times(timed: Sequence[tuple[int, Source]]) -> dict[str, float]:
     computed: dict[str, list[float]] = defaultdict(list)
     further: dict[str, list[float]] = defaultdict(list)
     for _, item in timed:
+        exposed_us = [step.exposed_communication_us for step in item.steps]
+        usual_us = float(np.median(exposed_us)) if exposed_us else 0.0
         for step, sends_more in zip(item.steps, _send_more(item), strict=True):
-            more_us = max(0.0, _beyond(step, item.steps, "exposed_communication_us")) if sends_more else 0.0
             computed[step.label].append(step.compute_us)
-            further[step.label].append(more_us)
+            further[step.label].append(max(0.0, step.exposed_communication_us - usual_us) if sends_more else 0.0)
     return {label: float(np.mean(times)) + min(further[label]) for label, times in computed.items()}
 
 
 def _send_more(item: Source) -> list[bool]:
     """Tell which steps of a rank send far more bytes than half of them do."""
-    import polars as pl
-
-    sent = dict(item.collectives.group_by("step").agg(pl.col("bytes").sum()).iter_rows())
-    sizes = [float(sent.get(number) or 0.0) for number in range(len(item.steps))]
-    most = SENDS_MORE_RATIO * float(np.median(sizes)) if sizes else 0.0
-    return [size > most for size in sizes]
+    if not item.steps:
+        return []
+    step_of = item.collectives["step"].to_numpy()
+    num_bytes = item.collectives["bytes"].fill_null(0).to_numpy()
+    is_of_step = (step_of >= 0) & (step_of < len(item.steps))
+    sizes = np.bincount(step_of[is_of_step], weights=num_bytes[is_of_step], minlength=len(item.steps))
+    most = SENDS_MORE_RATIO * float(np.median(sizes))
+    return [size > most for size in sizes.tolist()]
 
 
 def _beyond(step: StepFacts, others: Sequence[StepFacts], name: str) -> float:

@@ -219,7 +219,7 @@ def _late_alone(
     for number, waited in enumerate(costs.waited):
         labels = waited & recorded
         led = sum(caused_us.get(label, 0.0) >= STRAGGLER_WAIT_SHARE * costs.all_us[label] for label in labels)
-        chance = chance_of_leading(led, len(labels), num_ranks) * (len(costs.waited) if number else 1)
+        chance = costs.chance_of_choice(number, chance_of_leading(led, len(labels), num_ranks))
         share = led / num_steps
         leads = led >= STRAGGLER_STEPS_SHARE * len(labels) and share >= STRAGGLER_LEAST_SHARE
         if leads and chance <= STRAGGLER_MAX_CHANCE:

@@ -245,8 +245,7 @@ class Costs:
         """Return the rank, or the two, that cause most in most steps, or in most of those in which ranks wait longest.
 
         Ranks are compared with those that they meet where they are late: a pair that alone communicates leads in
-        every step, one of the two in every second. Which steps are the worst says nothing of who is late in them, so
-        that the chance holds for each choice of steps. All choices but the first share one chance (Boole's inequality).
+        every step, one of the two in every second.
 
         Args:
             least_us: that a rank must cost in a step beyond what others do on average.
@@ -257,13 +256,20 @@ class Costs:
             if len(labels) < least_steps(num_ranks):
                 break
             found = self._leaders_in(labels, least_us, num_ranks)
-            if number:
-                found = replace(found, chance=min(1.0, len(self.waited) * found.chance))
+            found = replace(found, chance=self.chance_of_choice(number, found.chance))
             if found.ranks and found.chance <= STRAGGLER_MAX_CHANCE:
                 return found
             # Of few steps one or the other rank leads most by chance, which leaves nothing open.
             undecided = undecided if number else found
         return undecided
+
+    def chance_of_choice(self, number: int, chance: float) -> float:
+        """Return the chance of what has such a chance in one choice of steps in which ranks wait.
+
+        Which steps are the worst says nothing of who is late in them, so that the chance holds for each choice. All
+        choices but the first share one chance (Boole's inequality).
+        """
+        return min(1.0, len(self.waited) * chance) if number else chance
 
     def _leaders_in(self, labels: frozenset[str], least_us: float, num_ranks: int) -> Leaders:
         """Return the rank, or the two, that cause most in most of these steps."""

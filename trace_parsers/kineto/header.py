@@ -130,7 +130,7 @@ def _rank_in_calls(rows: KinetoRows) -> int | None:
     the first ranks. Of others it is the root's, or the other side's (torch, ProcessGroupNCCL.cpp, RECORD_PARAM_COMMS).
     """
     stated = {
-        (as_int(args.rank), str(args.group_ranks), args.group_size if isinstance(args.group_size, int) else None): args
+        (as_int(args.rank), str(args.group_ranks), as_int(args.group_size)): args
         for _, args in (*rows.device.comm, *rows.host.comm)
         if args.rank is not None and _OF_ALL_ALIKE.search(str(args.collective))
     }

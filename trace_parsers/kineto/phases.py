@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SEVERAL_UPDATES = "optimizer steps by"  # begins the name of a step that holds several
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _TRAINING = re.compile(rf"^{AUTOGRAD_NODE}|^Optimizer\.step#|Backward\d*$|^FSDP::post_backward")
-_ACCUMULATES = re.compile(r"^torch::autograd::AccumulateGrad$")  # once for each parameter that a pass reaches
+_ACCUMULATES = "torch::autograd::AccumulateGrad"  # once for each parameter that a pass reaches
 # One per forward of the whole model. FSDP1's and DDP's may nest: only outermost ones count.
 _ROOT_FORWARD = (
     "FSDP::root_pre_forward",
@@ -71,7 +71,7 @@ def profiler_steps(rows: HostRows, passes: Sequence[tuple[float, float]]) -> lis
 
 def _gradients_between(rows: HostRows, spans: Sequence[HostSpan]) -> list[int]:
     """Return how many gradients are accumulated between the ends of spans."""
-    made = rows.select(rows.mask_of_names(_ACCUMULATES.match(name) is not None for name in rows.names))
+    made = rows.select(rows.mask_of_names(name == _ACCUMULATES for name in rows.names))
     starts = sorted(span.start_us for span in made)
     places = [bisect_right(starts, span.end_us) for span in spans]
     return [after - before for before, after in itertools.pairwise(places)]
