@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ from paro_advise.policies.plan import (
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -182,18 +183,10 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
         basis: the run and the plan.
         fitting: all candidates that fit, with the bytes of their model states.
     """
-    found = []
     calibration, links = basis.calibration, basis.links.typical()
     now = [(float(step_us(calibration, candidate, links)), candidate, held) for candidate, held in fitting]
     now.sort(key=lambda item: item[0])
-    for name, unit in (_UNITS | _POD_UNITS if calibration.has_pods else _UNITS).items():
-        estimate = getattr(calibration, name)
-        if not estimate.value or (calibration.num_nodes == 1 and name.startswith("inter")):
-            continue  # half and double of nothing are nothing
-        changed = [(replace(links, **{name: estimate.value * factor}), factor) for factor in (0.5, 2.0)]
-        is_rate = name.endswith("gbps")
-        ends = [_end(basis, calibration, other, now, eases=is_rate == (factor > 1)) for other, factor in changed]
-        found.append(_sensitivity(unit, estimate.value, estimate.source, ends))
+    found = _of_links(basis, now)
     for what, field in (
         ("arithmetic of a step (us)", "compute_us"),
         ("waiting in each collective (us)", "wait_us"),
@@ -203,15 +196,52 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
         if value:
             runs = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]
             source = EstimateSource.DERIVED if calibration.is_described else EstimateSource.MEASURED
-            ends = [_end(basis, run, links, now, eases=eases) for run, eases in zip(runs, (True, False), strict=True)]
+            ends = [
+                _end(basis, lambda item, run=run: float(step_us(run, item, links)), now, eases=eases)
+                for run, eases in zip(runs, (True, False), strict=True)
+            ]
             found.append(_sensitivity(what, value, source, ends))
     return tuple(found)
 
 
+def _of_links(basis: Basis, now: Sequence[tuple[float, Candidate, float]]) -> list[Sensitivity]:
+    """Halve and double latencies and bandwidths; a candidate is replayed under all of them at once.
+
+    Args:
+        basis: the run and the plan.
+        now: steps as they are (us), candidates, and the bytes of their model states; the quickest first.
+    """
+    calibration, links = basis.calibration, basis.links.typical()
+    units = {
+        name: unit
+        for name, unit in (_UNITS | _POD_UNITS if calibration.has_pods else _UNITS).items()
+        # Half and double of nothing are nothing.
+        if getattr(calibration, name).value and not (calibration.num_nodes == 1 and name.startswith("inter"))
+    }
+    changed = {name: np.full(2 * len(units), getattr(links, name)) for name in units}
+    for place, name in enumerate(units):
+        changed[name][2 * place : 2 * place + 2] = np.array([0.5, 2.0]) * getattr(calibration, name).value
+    varied = replace(links, **changed)
+
+    @cache
+    def steps_us(candidate: Candidate) -> NDArray[np.float64]:
+        return np.broadcast_to(step_us(calibration, candidate, varied), 2 * len(units))
+
+    found = []
+    for place, (name, unit) in enumerate(units.items()):
+        estimate = getattr(calibration, name)
+        is_rate = name.endswith("gbps")
+        ends = [
+            _end(basis, lambda item, end=end: float(steps_us(item)[end]), now, eases=is_rate == bool(end % 2))
+            for end in (2 * place, 2 * place + 1)
+        ]
+        found.append(_sensitivity(unit, estimate.value, estimate.source, ends))
+    return found
+
+
 def _end(
     basis: Basis,
-    calibration: Calibration,
-    links: Links,
+    changed_us: Callable[[Candidate], float],
     now: Sequence[tuple[float, Candidate, float]],
     *,
     eases: bool,
@@ -220,7 +250,7 @@ def _end(
 
     Args:
         basis: the run and the plan.
-        calibration, links: with one quantity halved or doubled.
+        changed_us: a candidate's step (us) with one quantity halved or doubled.
         now: steps as they are (us), candidates, and the bytes of their model states; the quickest first.
         eases: the change makes no step longer.
     """
@@ -230,12 +260,11 @@ def _end(
     for step, candidate, held in now:
         if least * step > best_us * (1 + EQUAL_SHARE):
             break
-        found.append((float(step_us(calibration, candidate, links)), candidate, held))
+        found.append((changed_us(candidate), candidate, held))
         best_us = min(best_us, found[-1][0])
     near = [item for item in found if item[0] <= best_us * (1 + EQUAL_SHARE)]
     _, best, _ = min(near, key=lambda item: (item[1] != basis.chosen, item[2], item[0]))
-    speedup = float(step_us(calibration, basis.base, links)) / float(step_us(calibration, basis.chosen, links))
-    return speedup, best.name
+    return changed_us(basis.base) / changed_us(basis.chosen), best.name
 
 
 def _sensitivity(what: str, value: float, source: EstimateSource, ends: Sequence[tuple[float, str]]) -> Sensitivity:
