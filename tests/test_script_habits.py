@@ -103,6 +103,18 @@ def test_what_scripts_do_by_means_of_one_framework(framework, strategy, a_plan, 
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("framework", ["ddp", "fsdp2", pytest.param("fsdp1", marks=pytest.mark.variant)])
+def test_layers_may_stand_in_several_places_of_a_model(framework, a_plan, tmp_path):
+    worker = ROOT / "tests/workers/shared_layers.py"
+    plain, refused, _ = jobs_of(framework, worker=worker)
+    assert refused == set()
+    found, refused, _ = jobs_of(framework, plan_for(a_plan, tmp_path / "plan.json", "GGG"), worker)
+    assert refused == set()
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("strategy", ["IIG", *(pytest.param(way, marks=pytest.mark.variant) for way in ("GGG", "NNG"))])
 def test_what_stays_gathered_behind_backward_is_in_the_norm_or_refused(strategy, a_plan, tmp_path):
     """In plain FSDP2 it is left out of the norm, until the script frees it; torchtitan's chunked loss does."""

@@ -107,13 +107,14 @@ def find_units(
     Args:
         model: the root.
         chosen: modules or classes of modules; None for the repeated blocks, as FSDP2's users choose:
-            children of lists of two or more modules of one class, the outermost ones.
+            children of lists of two or more modules of one class, the outermost ones, but for those that share a
+            parameter or a layer with another part of the model.
         ignored: parameters that belong to no unit.
 
     Raises:
         UsageError: units lie inside each other, share a parameter, or hold a scalar.
     """
-    modules = _repeated_blocks(model) if chosen is None else _choose(model, chosen)
+    modules = _apart(model, _repeated_blocks(model)) if chosen is None else _choose(model, chosen)
     owner = _owners(model, modules)
     given = frozenset(ignored)
     left_alone = {name: parameter for name, parameter in model.named_parameters() if parameter in given}
@@ -190,6 +191,17 @@ def _repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def _apart(model: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the blocks that share no parameter with another part of the model; the root holds what is shared."""
+    owner = _owners(model, blocks)
+    holders: dict[nn.Parameter, set[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for _, parameter in module.named_parameters(recurse=False):
+            holders.setdefault(parameter, set()).add(owner[name])
+    shared = set().union(*(names for names in holders.values() if len(names) > 1))
+    return {name: module for name, module in blocks.items() if name not in shared}
+
+
 def _runs(module: nn.Module) -> bool:
     """Tell whether a module has a forward pass, which lists of modules in lists have not."""
     return type(module).forward is not nn.Module.forward
@@ -214,8 +226,9 @@ def _choose(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module]) -> 
 
 
 def _owners(model: nn.Module, units: dict[str, nn.Module]) -> dict[str, str]:
-    """Return the unit of each module by name; "" is the root."""
-    owner = {}
-    for name, _ in model.named_modules(remove_duplicate=False):
-        owner[name] = next((unit for unit in units if name == unit or name.startswith(f"{unit}.")), "")
+    """Return the unit of each module by each of its names; "" is the root."""
+    own = {module: name for name, module in units.items()}
+    owner = {"": ""}
+    for name, module in model.named_modules(remove_duplicate=False):
+        owner[name] = own.get(module) or owner[name.rpartition(".")[0]]
     return owner
