@@ -43,9 +43,9 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
     import paro_advise.runtime.sharding.shard  # noqa: F401
     from paro_advise.runtime.adapters import classic, fsdp2, hooks, lightning, raw_errors
     from paro_advise.runtime.adapters.deepspeed import initialize as deepspeed
-    from paro_advise.runtime.sharding.parameters.whole import let_dtensors_change_plain_tensors
+    from paro_advise.runtime.dtensor_calls import let_dtensors_mix
 
-    let_dtensors_change_plain_tensors()
+    let_dtensors_mix()
     raw_errors.install(session)
     session.collectives.install()
     hooks.Hooks(session).install()

@@ -31,6 +31,7 @@ from paro_advise.runtime.adapters.planned.planned_model import PlannedModel, are
 from paro_advise.runtime.adapters.planned.script_collectives import ScriptCollectives
 from paro_advise.runtime.adapters.planned.switchboard import Switchboard
 from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, outermost_units, plain_name
+from paro_advise.runtime.dtensor_calls import let_dtensors_meet_plain_tensors
 from paro_advise.runtime.job import mark_applied, mark_refused
 from paro_advise.runtime.messages import tell, write_lines
 from paro_advise.runtime.sharding.checks import untested_torch
@@ -41,7 +42,6 @@ from paro_advise.runtime.sharding.parameters.whole import (
     FrameworksShard,
     WholeTensor,
     current,
-    let_dtensors_meet_plain_tensors,
 )
 from paro_advise.runtime.sharding.shard import shard
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level, Strategy, check_kept
+from paro_advise.runtime.dtensor_calls import let_dtensors_mix
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.messages import tell
 from paro_advise.runtime.sharding.agreement import agree, fingerprint, fingerprint_of_states
@@ -28,7 +29,7 @@ from paro_advise.runtime.sharding.module import mark
 from paro_advise.runtime.sharding.optimizers.optimizer import OptimizerShards
 from paro_advise.runtime.sharding.parameters.owned import free_replaced
 from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
-from paro_advise.runtime.sharding.parameters.whole import let_dtensors_change_plain_tensors, stand_in
+from paro_advise.runtime.sharding.parameters.whole import stand_in
 from paro_advise.runtime.sharding.phases.singles import Singles
 from paro_advise.runtime.sharding.saving.distributed_checkpoint import let_helpers_see_optimizers
 from paro_advise.runtime.sharding.settings import Settings, effective
@@ -189,7 +190,7 @@ def _agreed_engine(
     init: Callable[[nn.Module], None] | None,
 ) -> Engine:
     """Return the engine of a model that all ranks hold alike, with its parameters at rest."""
-    let_dtensors_change_plain_tensors()
+    let_dtensors_mix()
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     check(specs, optimizers, settings, effective(strategy, grid))
     shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)

@@ -174,7 +174,7 @@ class Means:
 
 def keeps_means(framework):
     means = Means()
-    return train(Blocks(), framework, optimizer_of=means.start, after_step=means.after_step)
+    return train(OneOutput(), framework, optimizer_of=means.start, after_step=means.after_step)
 
 
 def assigns_data(job):

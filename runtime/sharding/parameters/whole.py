@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +17,10 @@ from torch import nn
 from torch.autograd.graph import increment_version
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.dtensor_calls import MIXED, STAYS, meeting_plain_tensors
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.parameters.windows import (
     Window,
@@ -48,15 +47,14 @@ _DISPATCH_KEYS: Any = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonT
 _AS_NUMBERS = frozenset(
     getattr(torch.Tensor, name) for name in ("__float__", "__int__", "__index__", "__bool__", "__complex__", "item")
 )
-_MIXED = "mixed torch.Tensor and DTensor"
 # In messages that follow from shapes and layouts, which all ranks have alike.
 OF_LAYOUTS = (
-    _MIXED,
+    MIXED,
     "Sharding propagation failed",
     "sharding strategy registered",
     "unevenly sharded",
     "different meshes",
-    "require placement changes",
+    STAYS,
     "is not supported for tensor subclasses",
     "Cannot find device mesh",
 )
@@ -66,7 +64,6 @@ _SUMS = frozenset(("sum", "nansum"))
 _PART_OF_NORM = "_NormPartial"  # torch 2.13's name of the layout of a norm whose parts have not met yet
 _UNUSED = "appears to not have been used in the graph"
 _SLOT = "_paro_slot"
-_END_OF_CALL = "_dispatch_fast_path_python_tail"  # torch 2.13's name for what it does after it has run an operator
 _OF_LISTS = "_foreach_"  # in the names of functions that take lists of tensors, also in those for mixed precision
 _IN_PLACE = re.compile(
     r"[a-z0-9]_$|^__(?:setitem|i(?:add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift))__$"
@@ -150,7 +147,7 @@ class WholeTensor(DTensor):
             args, kwargs = tree_map(current, args), tree_map(current, kwargs)
         if any(issubclass(kind, Window) for kind in types):
             return Window.__torch_function__(func, types, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass(), _meeting_plain_tensors(enabled=False):  # noqa: SLF001 - torch's documentation names it so
+        with torch._C.DisableTorchFunctionSubclass(), meeting_plain_tensors(enabled=False):  # noqa: SLF001 - torch's documentation names it so
             try:
                 if func is torch.autograd.grad:
                     return _as_whole(_by_autograd(args, kwargs), result)
@@ -228,51 +225,6 @@ class WholeTensor(DTensor):
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # likewise
 
 
-def let_dtensors_meet_plain_tensors(*, enabled: bool) -> None:
-    """Let a script's own DTensors, such as means of weights from before the plan, meet parameters that are now whole.
-
-    Torch takes plain tensors to be equal on all ranks then, as ``implicit_replication`` in
-    ``torch.distributed.tensor.experimental`` does for a block.
-    """
-    # The context manager that sets the same ends with False.
-    DTensor._op_dispatcher._allow_implicit_replication = enabled  # noqa: SLF001
-
-
-def let_dtensors_change_plain_tensors() -> None:
-    """Let DTensors change plain tensors in place that torch takes to be equal on all ranks: it fails after the change.
-
-    Single values are always taken so, as the norm that an optimizer adds up over parameters. Call it before DTensors
-    are used: torch keeps what it calls here from the first time on.
-    """
-    dispatcher = DTensor._op_dispatcher  # noqa: SLF001
-    if _END_OF_CALL not in dispatcher.__dict__:
-        dispatcher.__dict__[_END_OF_CALL] = partial(_end_call, getattr(dispatcher, _END_OF_CALL))
-
-
-def _end_call(otherwise: AnyFunction, operator: object, args: Arguments, *rest: Result) -> Result:
-    """Return what an operator has changed in place, where that is a plain tensor; else do as torch does."""
-    _kwargs, _mesh, sharding, _found, _takes_part, is_in_place, _has_out = rest
-    spec = sharding.output_spec
-    if is_in_place and spec is not None and type(spec) is DTensorSpec and not isinstance(args[0], DTensor):
-        if spec.is_replicated():
-            return args[0]
-        raise RuntimeError(f"{operator}: {_MIXED}, of which the first one is plain, changed in place and not whole")
-    return otherwise(operator, args, *rest)
-
-
-@contextmanager
-def _meeting_plain_tensors(*, enabled: bool) -> Iterator[None]:
-    before = DTensor._op_dispatcher._allow_implicit_replication  # noqa: SLF001
-    if before is enabled:
-        yield
-        return
-    let_dtensors_meet_plain_tensors(enabled=enabled)
-    try:
-        yield
-    finally:
-        let_dtensors_meet_plain_tensors(enabled=before)
-
-
 class SavedShard(WholeTensor):
     """What a state dict holds of a parameter on a mesh that the script's framework would not have."""
 
@@ -328,7 +280,7 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
     try:
         found = func(*args, **kwargs)
     except RuntimeError as error:
-        if _MIXED not in str(error) or not args:
+        if MIXED not in str(error) or not args:
             raise
         return func(*_of_one_kind(args, changes_first=name.endswith("_")), **kwargs)
     return by_whole_values(func, args, kwargs) if cuts_through_shards(func, args, found) else found
