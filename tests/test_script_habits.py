@@ -103,9 +103,15 @@ def test_what_scripts_do_by_means_of_one_framework(framework, strategy, a_plan, 
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("framework", ["ddp", "fsdp2", pytest.param("fsdp1", marks=pytest.mark.variant)])
-def test_layers_may_stand_in_several_places_of_a_model(framework, a_plan, tmp_path):
-    worker = ROOT / "tests/workers/shared_layers.py"
+@pytest.mark.parametrize(
+    ("jobs", "framework"),
+    [
+        ("shared_layers", "ddp"), ("shared_layers", "fsdp2"), ("few_rows", "ddp"),
+        pytest.param("shared_layers", "fsdp1", marks=pytest.mark.variant),
+    ],
+)  # fmt: skip
+def test_layers_may_stand_in_several_places_or_have_fewer_rows_than_ranks(jobs, framework, a_plan, tmp_path):
+    worker = ROOT / f"tests/workers/{jobs}.py"
     plain, refused, _ = jobs_of(framework, worker=worker)
     assert refused == set()
     found, refused, _ = jobs_of(framework, plan_for(a_plan, tmp_path / "plan.json", "GGG"), worker)

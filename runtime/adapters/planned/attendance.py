@@ -371,11 +371,15 @@ class Attendance:
         sent = [item for item in tree_leaves((args, kwargs)) if isinstance(item, DTensor) and item.dim()]
         if not sent or self._inside:
             return original(*args, **kwargs)
-        found = [place for item in sent if (place := self._place(item)) is not None]
-        is_changed = torch.tensor([float(any(engine.edits.is_changed(slot) for engine, slot in found))])
-        is_changed = is_changed.to(sent[0].device)
-        self._sum(is_changed)
-        if is_changed.item():
+        found = {id(slot) for item in sent if (slot := self._slot_at(item)) is not None}
+        known = [(engine, slot) for engine in self._engines for slot in self._slots_of(engine).values()]
+        is_changed = any(id(slot) in found and engine.edits.is_changed(slot) for engine, slot in known)
+        # A rank that holds no row of what it sends does not know what that is: others do.
+        told = torch.tensor([float(is_changed), *(float(id(slot) in found) for _, slot in known)])
+        told = told.to(sent[0].device)
+        self._sum(told)
+        some_changed, *senders = told.tolist()
+        if some_changed:
             raise UsageError(
                 f"a sharded parameter that a script has changed must not be sent round before the next step, got "
                 f"{original.__name__} of one: each rank keeps its own rows of a change, and nothing tells whether all "
@@ -384,12 +388,13 @@ class Attendance:
                 "choose a strategy that replicates parameters (N..)",
             )
         made = original(*args, **kwargs)
-        for engine, slot in found:
-            engine.edits.note_sent(slot)
+        for (engine, slot), number in zip(known, senders, strict=True):
+            if number:
+                engine.edits.note_sent(slot)
         return made
 
-    def _place(self, tensor: DTensor) -> tuple[Engine, Slot] | None:
-        """Return which trained parameter of which model lies where a tensor does; this rank may hold no row of it."""
+    def _slot_at(self, tensor: DTensor) -> Slot | None:
+        """Return which trained parameter of any model lies where a tensor does; this rank may hold no row of it."""
         memory = address(tensor)
         for engine in self._engines:
             slots = self._slots_of(engine)
@@ -399,7 +404,7 @@ class Attendance:
                 else next((slot for slot in slots.values() if is_value_of(tensor, slot.parameter)), None)
             )
             if found is not None and address(found.parameter) == memory:
-                return engine, found
+                return found
         return None
 
     def _slots_of(self, engine: Engine) -> dict[int, Slot]:

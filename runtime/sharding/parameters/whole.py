@@ -7,6 +7,7 @@ by all ranks at the same line, where a plain one is.
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -266,8 +267,10 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
     if getattr(func, "__module__", None) == distributed_c10d.__name__:
         # torch knows no way for shards, and looks for one by drawing from Python's generator, which is the script's.
         return by_whole_values(func, args, kwargs)
-    if sets_elements(func, args) or reshapes_unevenly(func, args) or (name in _EXTREMES and _may_be_empty(args)):
+    if sets_elements(func, args) or reshapes_unevenly(func, args):
         return by_whole_values(func, args, kwargs)
+    if (name in _EXTREMES or _is_extreme_norm(name, args, kwargs)) and _may_be_empty((args, kwargs)):
+        return _of_whole_values(func, args, kwargs)
     if name in _SUMS and args and isinstance(args[0], DTensor):
         args = (_without_parts_of_norms(args[0]), *args[1:])
     if args and isinstance(args[0], (list, tuple)) and len(_kinds(args[0])) > 1:
@@ -292,6 +295,22 @@ def _without_parts_of_norms(tensor: DTensor) -> DTensor:
         return tensor
     whole = [Replicate() if place.is_partial() else place for place in tensor.placements]
     return tensor.redistribute(placements=whole)
+
+
+def _is_extreme_norm(name: str, args: Arguments, kwargs: Keywords) -> bool:
+    """Tell whether a function takes the largest or the smallest absolute value: a norm of an infinite order."""
+    is_norm = name.endswith("norm")
+    return is_norm and any(isinstance(value, float) and math.isinf(value) for value in tree_leaves((args[1:], kwargs)))
+
+
+def _of_whole_values(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
+    """Call a function of one tensor, or of a list's, on whole values where a rank may hold no element."""
+    if not (args and isinstance(args[0], (list, tuple))):
+        return by_whole_values(func, args, kwargs)
+    of_each = [
+        (by_whole_values if _may_be_empty(item) else _on_shards)(func, ([item], *args[1:]), kwargs) for item in args[0]
+    ]
+    return [found for (found,) in of_each]
 
 
 def _may_be_empty(values: Result) -> bool:
