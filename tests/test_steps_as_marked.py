@@ -52,33 +52,55 @@ def test_steps_of_an_optimizer_are_no_micro_batches(updates, tmp_path):
     assert bool(calibrate(analysis).unmodelled) is (updates > 1)
 
 
-@pytest.mark.parametrize(
-    ("marked", "is_told"),
-    [((1, 1, 1), False), ((0, 0, 0, 1), True), ((0, 1, 0, 1), True), ((1, 0, 1, 0, 1), True), ((0, 0, 0, 0), False)],
-)
-def test_micro_batches_that_a_script_marks_as_steps_are_told(marked, is_told, tmp_path):
-    """Of four marked steps one holds the optimizer's; without any mark of an optimizer nothing is known."""
+def marked_passes(path, marked, *, reduces_all=True, without_pass=()):
+    """Write a pass of DDP in each marked step, and an optimizer's step in some; others may reduce no gradients."""
     trace = TraceBuilder(0, 2)
     for step, is_updated in enumerate(marked):
         base = step * PASS_US
         trace.step(step, base, PASS_US)
         trace.annotation("DistributedDataParallel.forward", base + 10, 100)
         trace.compute(base + 100, 5000)
-        trace.backward(base + 1000, 5000, sequence=step + 1)
-        trace.collective(
-            "AllReduce",
-            base + 2000,
-            300,
-            nelems=50_000,
-            issue=base + 1500,
-            tid=2,
-            seq=step,
-            owners=IN_REDUCER,
-            dtype="Float",
-        )
+        if step not in without_pass:
+            trace.backward(base + 1000, 5000, sequence=step + 1)
+        if is_updated or reduces_all:
+            trace.collective(
+                "AllReduce", base + 2000, 300, nelems=50_000, issue=base + 1500, tid=2, seq=step, owners=IN_REDUCER,
+                dtype="Float",
+            )  # fmt: skip
         if is_updated:
             trace.annotation("Optimizer.step#AdamW.step", base + 6500, 300)
-    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    return analyze(trace.write(path / "rank0.json"))
+
+
+@pytest.mark.parametrize(
+    ("marked", "left_out"),
+    [((0, 1, 0, 1), 0), ((1, 0, 1, 0, 1), 1), ((0, 0, 0, 1, 0, 0, 0, 1), 0), ((0, 1, 0, 0, 1, 0, 0, 1, 0), 3)],
+)
+def test_micro_batches_that_a_script_marks_as_steps_are_joined(marked, left_out, tmp_path):
+    """Most marked steps of no_sync() reduce nothing: alone they would be a run without a strategy."""
+    analysis = marked_passes(tmp_path, marked, reduces_all=False)
+    length = len(marked) // sum(marked) if left_out != 1 else 2
+    run = analysis.run
+    assert (run.strategy.triple, run.micro_batches, run.parameter_count) == ("NNN", length, 50_000)
+    assert analysis.step_time_us.values == pytest.approx([length * PASS_US] * ((len(marked) - left_out) // length))
+    (told,) = [notice.message for notice in analysis.data_quality if notice.code == "Q127"]
+    assert f"spans {length} marked steps" in told
+    assert (f"{left_out} other" in told) is (left_out > 0)
+    assert not calibrate(analysis).unmodelled
+
+
+@pytest.mark.parametrize(
+    ("marked", "without_pass", "is_told"),
+    [
+        ((1, 1, 1), (), False), ((0, 0, 0, 1), (), True), ((0, 1, 0, 0, 0, 1, 0, 0, 1), (), True),
+        ((0, 0, 1, 0, 0, 1), (0, 1), True), ((0, 0, 0, 0), (), False),
+    ],
+)  # fmt: skip
+def test_marked_steps_without_an_optimizers_are_told(marked, without_pass, is_told, tmp_path):
+    """One step alone has no known beginning, others have no fixed length, or passes; without an optimizer's mark
+    nothing is known.
+    """
+    analysis = marked_passes(tmp_path, marked, without_pass=without_pass)
     told = [notice.message for notice in analysis.data_quality if notice.code == "Q326"]
     assert ["hold no step of the optimizer" in message for message in told] == [True] * is_told
     assert bool(calibrate(analysis).unmodelled) is is_told

@@ -393,6 +393,39 @@ def updates_per_step(
     return counts[len(counts) // 2]
 
 
+def joined_marks(
+    steps: Sequence[HostSpan], optimizer: Sequence[HostSpan], passes: Sequence[tuple[float, float]]
+) -> tuple[HostSpan, ...]:
+    """Return the steps of the optimizer, each of as many marked passes; () where marks are no passes.
+
+    Marked steps at both ends that are no whole step are left out.
+    """
+    if updates_per_step(steps, optimizer, passes) != 0:
+        return ()
+
+    def holders(starts: Sequence[float]) -> list[int]:
+        bounds = [(bisect_left(starts, step.start_us), bisect_left(starts, step.end_us)) for step in steps]
+        return [place for place, (first, end) in enumerate(bounds) if first < end]
+
+    ends = holders([span.start_us for span in outermost(optimizer)])
+    if len(holders([start for start, _ in passes])) < len(steps):
+        return ()
+    lengths = {later - earlier for earlier, later in itertools.pairwise(ends)}
+    length = lengths.pop() if len(lengths) == 1 else 1
+    if length == 1 or max(ends[0] + 1, len(steps) - ends[-1]) > length:
+        return ()
+    return tuple(
+        HostSpan(
+            start_us=steps[end + 1 - length].start_us,
+            end_us=steps[end].end_us,
+            tid=steps[end].tid,
+            name=steps[end].name,
+        )
+        for end in ends
+        if end + 1 >= length
+    )
+
+
 def _root_forwards(spans: Sequence[HostSpan]) -> list[float]:
     """Return where each forward of the whole model starts (us), by the first known annotation that occurs."""
     for name in _ROOT_FORWARD:

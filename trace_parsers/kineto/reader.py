@@ -50,6 +50,7 @@ from paro_advise.trace_parsers.kineto.phases import (
     extend_passes,
     first_layers,
     forward_passes,
+    joined_marks,
     micro_batches,
     num_merged,
     optimizer_spans,
@@ -211,9 +212,9 @@ class _TableBuilder:
                 where=self._label,
                 hint="give each rank's own file, as torch.profiler writes it, or split this one by process",
             )
-        steps = self._timed(steps, host)
-        self._updates = updates
         cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
+        steps = self._timed(self._joined(steps, updates, passes), host)
+        self._updates = updates
         passes = extend_passes(host, passes, cuts)
         self._backward, self._forward = passes, forward_passes(host, steps, passes)
         clock = PhaseClock(passes, steps, updates, first_layers(host, passes))
@@ -274,6 +275,24 @@ class _TableBuilder:
             "give the profiler's schedule a warm-up step",
         )
         return lit or steps
+
+    def _joined(
+        self, steps: tuple[HostSpan, ...], updates: Sequence[HostSpan], passes: Sequence[tuple[float, float]]
+    ) -> tuple[HostSpan, ...]:
+        """Join micro-batches that the script marks as steps to those of the optimizer."""
+        found = joined_marks(steps, updates, passes)
+        if not found:
+            return steps
+        many = sum(found[0].start_us <= step.start_us < found[0].end_us for step in steps)
+        left = len(steps) - many * len(found)
+        rest = f"; {plural(left, 'other is', 'others are')} left out" if left else ""
+        self._notices.info(
+            "Q127",
+            f"each step of the optimizer spans {many} marked steps, which are its micro-batches: they count as one step"
+            + rest,
+            "call the profiler's step() after each step of the optimizer",
+        )
+        return found
 
     def _timed(self, steps: tuple[HostSpan, ...], host: HostRows) -> tuple[HostSpan, ...]:
         """Leave out steps in which collectives have no time, which would look like idle time, where others are left."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 # Change it whenever facts made from the same file would differ.
-READER_VERSION = 59
+READER_VERSION = 60
 
 
 def default_cache() -> str:
