@@ -20,6 +20,7 @@ from paro_advise.advisor.comparison.model import ChangeVerdict, Metric
 from paro_advise.advisor.facts.capture_log import captured_of
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.rendering.texts.comparison_junit import comparison_junit
 from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown, comparison_text
 from paro_advise.advisor.wording.quantities import signed_text
 from paro_advise.core.documents import to_json
@@ -27,6 +28,11 @@ from paro_advise.policies.plan import with_id
 from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.logs.step_log import read_step_log
+
+
+@pytest.fixture
+def analysis(tmp_path):
+    return analyze(write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)]))
 
 
 @pytest.mark.parametrize(
@@ -148,3 +154,32 @@ def test_analyses_are_compared_under_a_plan_that_knows_the_nodes(tmp_path, capsy
     assert run([*words, "--plan", str(tmp_path / "plan.json")]) == 0
     assert run([*words, "--gpus-per-node", "2"]) == 2  # by the user's own word they would be made anew
     assert "an analysis was made without them" in capsys.readouterr().err
+
+
+def test_steps_of_other_work_are_judged_by_what_they_do_in_a_second(analysis):
+    """Twice the batch in steps 1.5 times as long: a third more tokens a second, and the reverse a quarter fewer."""
+    sides = pair(analysis, [1e5] * 6, [1.5e5] * 6, inputs=("8x128 torch.int64",))
+    terms = Terms(allow_unlike=("batch",))
+    found, back = compare(*sides, None, terms), compare(*reversed(sides), None, terms)
+    assert (found.verdict, back.verdict) == (ChangeVerdict.BETTER, ChangeVerdict.WORSE)
+    assert found.text.startswith("Faster: throughput ")
+    assert "(+33.3 %" in found.text
+    assert back.text.startswith("Slower: throughput ")
+    assert "(-25.0 %" in back.text
+    assert found.passed
+    assert not back.passed
+    told = f"the runs differ: {found.unlike[0]}"
+    for text in (comparison_text(found), comparison_markdown(found), comparison_junit(found).decode()):
+        assert told in text.replace("The runs", "the runs")
+
+
+@pytest.mark.parametrize("longer_pct", [2.4, 2.52, 2.6])
+def test_a_change_counts_there_as_much_as_back(longer_pct, analysis):
+    """A step 2.52 % longer is 2.46 % fewer steps a second: both are the same change."""
+    sides = pair(analysis, [1e5] * 6, [1e5 * (1 + longer_pct / 100)] * 6)
+    counts = longer_pct >= 2.5
+    for order, verdict in ((sides, ChangeVerdict.WORSE), (sides[::-1], ChangeVerdict.BETTER)):
+        found = compare(*order, None)
+        wanted = verdict if counts else ChangeVerdict.SAME
+        assert {m.verdict for m in found.metrics if m.name in {"step_time", "throughput", "device_hours"}} == {wanted}
+        assert found.verdict == wanted

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.comparison.constants import RANGE_TEXT, REAL_CHANGE_PCT, THROUGHPUT
+from paro_advise.advisor.comparison.metrics import is_real
 from paro_advise.advisor.comparison.model import Criterion
 from paro_advise.errors import UsageError
 
@@ -109,7 +110,7 @@ def _throughput(limit: float | None, metric: Metric | None) -> Criterion:
     span = f"its {RANGE_TEXT} is {low:+.1f} to {high:+.1f}"
     passed: bool | None = low >= limit
     if limit <= 0 and low < limit:
-        passed = False if high < limit and change <= -REAL_CHANGE_PCT else None
+        passed = False if high < limit and change < 0 and is_real(change / 100) else None
         if passed is None and high < limit:
             span += f", a loss of less than the {REAL_CHANGE_PCT:g} % by which repeats of one job differ"
         elif passed is None:

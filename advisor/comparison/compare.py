@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from paro_advise.advisor.comparison.model import (
     Predicted,
     Side,
 )
+from paro_advise.advisor.comparison.other_work import other_work_text, tokens_of_step
 from paro_advise.advisor.comparison.parity import parity_of
 from paro_advise.advisor.comparison.rank_parts import (
     WAITING,
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
     from paro_advise.policies.plan import Choice, Plan
-
-_TOKENS = re.compile(r"^(\d{1,9})x(\d{1,9}) torch\.int(?:32|64)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +88,10 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     device = terms.device_memory_bytes or after.run.device_memory_bytes
     step, times = by_name["step_time"], [side.step_time_us for side in sides]
     tested = _tested_choice(plan, after)
+    other_work = other_work_text(before, after, step, by_name["throughput"])
     untested = _why_untested(plan, tested, after, step)
+    if other_work and tested is not None:
+        untested = "The plan is one for steps of the run before: its prediction was not tested."
     predicted = () if untested else _predicted_step(tested, step)
     return Comparison(
         format=FORMAT.name,
@@ -102,8 +103,8 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         parity=parity,
         predicted_vs_measured=predicted,
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
-        verdict=overall_verdict(step, by_name["throughput"], times),
-        text=_text(step, sides, tested, untested)
+        verdict=by_name["throughput"].verdict if other_work else overall_verdict(step, by_name["throughput"], times),
+        text=(f"{other_work} {untested}".rstrip() if other_work else _text(step, sides, tested, untested))
         + (_native_text(plan, tested) if predicted else "")
         + long_steps_text(by_name["throughput"], times)
         + work_caveat(before, after)
@@ -243,7 +244,7 @@ def _throughput(
     terms: Terms,
 ) -> list[Metric]:
     """Return throughput, device hours, cost and energy, all per token where tokens are known."""
-    work = [_tokens(before), _tokens(after)]
+    work = [tokens_of_step(before), tokens_of_step(after)]
     per_step = work if all(work) else [1.0, 1.0]
     unit = "tokens/s" if all(work) else "steps/s"
     what = "million tokens" if all(work) else "thousand steps"
@@ -281,16 +282,6 @@ def _throughput(
         energy = [value * terms.watts_per_gpu / 1e3 if value is not None else None for value in hours]
         found.append(metric_of("energy", f"kWh per {what}", energy[0], energy[1], dearer, samples="steps"))
     return found
-
-
-def _tokens(analysis: Analysis) -> float | None:
-    """Return tokens of all ranks in a step, if the first input is a batch of token ids."""
-    captured = analysis.captured
-    if captured is None or not captured.inputs or not captured.steps:
-        return None
-    shape = _TOKENS.match(captured.inputs[0])
-    micro = captured.steps[-1].micro_batches
-    return float(int(shape[1]) * int(shape[2]) * micro * captured.world_size) if shape and micro else None
 
 
 def _collectives(before: Analysis, after: Analysis) -> tuple[CollectiveChange, ...]:

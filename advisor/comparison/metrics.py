@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from paro_advise.advisor.comparison.bootstrap import Change
 
 
+def is_real(change: float) -> bool:
+    """Tell whether a relative change is large enough to count: as much there as back, as of a time and of its rate."""
+    ratio = max(1 + change, 0.0)
+    return ratio <= 1 / (1 + REAL_CHANGE_PCT / 100) or ratio >= 1 + REAL_CHANGE_PCT / 100
+
+
 def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> ChangeVerdict:
     """Judge a change: real if its range leaves out zero and it is large enough, the same if its range is near zero."""
     if change is None:
         return ChangeVerdict.UNCLEAR
     low, high, value = 100 * change.low, 100 * change.high, 100 * change.value
-    if (low > 0 or high < 0) and abs(value) >= REAL_CHANGE_PCT:
+    if (low > 0 or high < 0) and is_real(change.value):
         return ChangeVerdict.BETTER if (value < 0) == lower_is_better else ChangeVerdict.WORSE
     return ChangeVerdict.SAME if low >= -NARROW_RANGE_PCT and high <= NARROW_RANGE_PCT else ChangeVerdict.UNCLEAR
 

@@ -170,6 +170,11 @@ class Comparison:
         return tuple(item for item in self.acceptance if item.threshold is not None or item.measured is not None)
 
     @property
+    def unlike_text(self) -> str:
+        """Return in what the runs differ, as one list."""
+        return "; ".join(self.unlike)
+
+    @property
     def is_too_slow(self) -> bool:
         """Tell whether the step became longer than is tolerated: at all, or by more than a limit below 0 allows."""
         limits = [item for item in self.acceptance if item.criterion == THROUGHPUT and (item.threshold or 0.0) < 0]

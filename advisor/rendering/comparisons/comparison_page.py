@@ -103,7 +103,7 @@ def _confidence(comparison: Comparison) -> str:
         parts.append(f"{name}: {plural(side.num_steps, 'step')}{profiled}, {ranks}")
     text = "Based on " + "; ".join(parts) + "."
     if comparison.unlike:
-        text += " The runs differ: " + "; ".join(comparison.unlike) + "."
+        text += f" The runs differ: {comparison.unlike_text}."
     return text
 
 

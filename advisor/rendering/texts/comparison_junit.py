@@ -18,7 +18,8 @@ def comparison_junit(comparison: Comparison) -> bytes:
     """Return one test case for the step time and one for each acceptance criterion; those not judged are skipped."""
     suite = ET.Element("testsuite", name=_SUITE)
     is_judged = comparison.verdict != ChangeVerdict.UNCLEAR
-    _case(suite, "step time", passed=not comparison.is_too_slow if is_judged else None, text=comparison.text)
+    differ = f" The runs differ: {comparison.unlike_text}." if comparison.unlike else ""
+    _case(suite, "step time", passed=not comparison.is_too_slow if is_judged else None, text=comparison.text + differ)
     for item in comparison.acceptance:
         _case(suite, item.criterion, passed=item.passed, text=item.text)
     cases = suite.findall("testcase")

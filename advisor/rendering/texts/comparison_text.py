@@ -83,7 +83,7 @@ def comparison_text(comparison: Comparison) -> str:
         for item in comparison.asked_criteria
     ]
     if comparison.unlike:
-        lines += ["", "compared although the runs differ: " + "; ".join(comparison.unlike)]
+        lines += ["", f"compared although the runs differ: {comparison.unlike_text}"]
     return "\n".join(plain(line) for line in lines)
 
 
@@ -95,6 +95,8 @@ def comparison_markdown(comparison: Comparison) -> str:
     """Return a comparison for a ticket."""
     before, after = comparison.before, comparison.after
     lines = [f"**{_escape(comparison.text)}**", ""]
+    if comparison.unlike:
+        lines += [f"Compared although the runs differ: {_escape(comparison.unlike_text)}.", ""]
     lines += [f"| metric | before | after | change ({RANGE_TEXT}) | verdict |", "|---|---:|---:|---:|---|"]
     for metric in comparison.metrics:
         if metric.before is None and metric.after is None:
