@@ -8,6 +8,8 @@ import pytest
 from helpers import analyze
 from test_stragglers import ring_run
 
+from paro_advise.advisor.ranks.waiting_costs import num_late
+
 
 @pytest.mark.parametrize(("every", "world", "steps"), [(2, 8, 8), (4, 16, 12)])
 def test_a_rank_that_is_late_in_every_few_steps_is_named_beside_jitter(tmp_path, every, world, steps):
@@ -23,6 +25,19 @@ def test_a_rank_that_is_late_in_every_few_steps_is_named_beside_jitter(tmp_path,
     assert world ** (1 - steps // every) <= late.chance <= 0.25
     equal = ring_run(tmp_path / "equal", jitter=jitter, world=world, steps=steps)
     assert analyze(equal).stragglers == ()
+
+
+@pytest.mark.parametrize(
+    ("costs_ms", "num_led", "late"),
+    [
+        ([7, 11, 15, 18, 23, 27, 31, 35, 39, 43], 5, 9),  # it slows down: 35 ms where it leads, a fourth of that counts
+        ([100, 3, 0, 5, 98, 2, 6, 1], 2, 2),  # late in every fourth step, and the slowest by a little in others
+        ([0, 0, 0, 60, 61], 2, 2),
+        ([], 0, 0),
+    ],
+)
+def test_a_rank_is_late_where_it_costs_a_fourth_of_what_it_costs_where_it_leads(costs_ms, num_led, late):
+    assert num_late([1000.0 * cost for cost in costs_ms], num_led) == late
 
 
 def test_a_rank_is_late_in_so_many_of_the_steps_that_it_recorded(tmp_path):

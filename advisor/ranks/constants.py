@@ -15,6 +15,7 @@ ALIGNMENT_ROUNDS = 8  # alternating medians of clock offsets; assumed: enough to
 STRAGGLER_STEP_SHARE = 0.02  # of a step that a straggler must cost beyond what others do; assumed: less is noise
 STRAGGLER_STEPS_SHARE = 0.6  # of the steps in which ranks wait (so long) that one, or two together, must lead; assumed
 STRAGGLER_LEAST_SHARE = 0.25  # of all steps that these must lead, as nobody waits in others; assumed: rarer is a pause
+LATE_SHARE = 0.25  # of what a straggler costs in a step that it leads, from which on it is late in another; assumed
 WAITED_SHARE = 0.5  # of what a straggler must cost, from which on ranks wait in a step; assumed: less is clocks' noise
 STRAGGLER_WAIT_SHARE = 0.4  # of all waiting that these must cause; assumed
 STRAGGLER_MAX_CHANCE = 0.25  # of naming equal ranks, at most; what two steps of four ranks can show at best

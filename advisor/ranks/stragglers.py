@@ -32,6 +32,7 @@ from paro_advise.advisor.ranks.waiting_costs import (
     delays_of,
     excesses_of,
     least_steps,
+    num_late,
 )
 from paro_advise.advisor.wording.quantities import number_ranges
 
@@ -127,7 +128,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
         Straggler(
             rank=rank,
             lateness_us=costs.bounded_us(rank),
-            share_of_steps=leaders.led[rank] / len(costs.steps_with(rank)),
+            share_of_steps=num_late(costs.led_us(rank), leaders.led[rank]) / len(costs.steps_with(rank)),
             cause=_cause(rank, facts),
             chance=leaders.chance,
             alike=(mates := _slow_mates(rank, facts, node_of or {}) if len(leaders.ranks) == 1 else ()),
@@ -220,9 +221,9 @@ def _late_alone(
         labels = waited & recorded
         led = sum(caused_us.get(label, 0.0) >= STRAGGLER_WAIT_SHARE * costs.all_us[label] for label in labels)
         chance = costs.chance_of_choice(number, chance_of_leading(led, len(labels), num_ranks))
-        share = led / num_steps
-        leads = led >= STRAGGLER_STEPS_SHARE * len(labels) and share >= STRAGGLER_LEAST_SHARE
+        leads = led >= max(STRAGGLER_STEPS_SHARE * len(labels), STRAGGLER_LEAST_SHARE * num_steps)
         if leads and chance <= STRAGGLER_MAX_CHANCE:
+            share = num_late(caused_us.values(), led) / num_steps
             return Straggler(rank=rank, lateness_us=lateness_us, share_of_steps=share, cause=cause, chance=chance)
     return None
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.ranks.constants import (
+    LATE_SHARE,
     STRAGGLER_LEAST_SHARE,
     STRAGGLER_MAX_CHANCE,
     STRAGGLER_STEPS_SHARE,
@@ -185,6 +186,10 @@ class Costs:
         """Return what a rank costs in all steps."""
         return sum(self.own_us[rank].values())
 
+    def led_us(self, rank: int) -> list[float]:
+        """Return what a rank costs in each step in which it causes most of the waiting."""
+        return [us for label, us in self.own_us[rank].items() if self.worst.get(label) == rank]
+
     def bounded_us(self, *ranks: int) -> float:
         """Return what ranks cost a step (mean, us), in each at most by what the slowest of them takes longer itself.
 
@@ -302,6 +307,20 @@ class Costs:
             and sum(led) >= STRAGGLER_LEAST_SHARE * len(recorded)
             and min(costs) - usual_us >= least_us * len(recorded)
         )
+
+
+def num_late(costs_us: Iterable[float], num_led: int) -> int:
+    """Return in how many steps a rank is late: in those in which it leads, and in others that cost a part of these.
+
+    A rank that slows down little by little is late in all of them, although others wait longest in the last ones.
+
+    Args:
+        costs_us: what the rank costs, in each step in which it is the slowest.
+        num_led: in how many it leads.
+    """
+    costs = sorted(costs_us, reverse=True)
+    least_us = LATE_SHARE * sum(costs[:num_led]) / max(1, num_led)
+    return max(num_led, sum(us >= least_us for us in costs if us))
 
 
 def _once(delays: pl.DataFrame) -> pl.DataFrame:
