@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers import analyze, gathered, write_run
-from trace_builder import fsdp_rank
+from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options, StepTime
@@ -209,3 +209,25 @@ def test_a_comparison_counts_what_a_stall_took(tmp_path):
     found = compare(usual, run_with_a_stall(tmp_path / "stall", set(range(WORLD))), None)
     (throughput,) = [item for item in found.metrics if item.name == "throughput"]
     assert throughput.after / throughput.before == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(("slow", "number"), [((0,), 1), ((0, 1), 2), ((3,), 0), ((0, 3), 0), ((0, 1, 2, 3), 0)])
+def test_first_steps_that_compute_far_longer_are_told(slow, number, tmp_path):
+    """Kernels are tuned in the first of seven steps; a longer batch in the middle is no start, nor are most steps."""
+    builders = [TraceBuilder(rank, 2) for rank in range(2)]
+    for builder in builders:
+        begin = 0.0
+        for step in range(7):
+            compute_us = 4000.0 if step in slow else 1000.0
+            builder.step(step, begin, compute_us + 300)
+            builder.compute(begin + 50, compute_us)
+            builder.collective("AllReduce", begin + compute_us + 60, 200, nelems=50_000, issue=begin + 40, seq=step)
+            begin += compute_us + 300
+    found = analyze(write_run(tmp_path, builders))
+    told = [item for item in found.data_quality if item.code == "Q343"]
+    assert len(told) == (number > 0)
+    for item in told:
+        assert item.message.startswith(
+            "the first step computes 4.0" if number == 1 else "the first 2 steps compute 4.0"
+        )
+        assert f"--skip-steps {number}" in item.help

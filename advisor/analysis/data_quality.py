@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.constants import STALLED_SHARE
 from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.facts.model import REPLAYED_CODE, SEVERAL_JOBS_CODE
@@ -18,6 +19,7 @@ from paro_advise.trace_parsers.notice import Notice, Severity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paro_advise.advisor.analysis.model import StepTime
     from paro_advise.advisor.ranks.clocks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.topology import Topology
@@ -69,6 +71,19 @@ def _overruled(topology: Topology) -> list[Notice]:
     ]
 
 
+def _heavy_start(times: StepTime) -> list[Notice]:
+    """Say that first steps compute far longer than the others, where that is much of the mean step."""
+    number, ratio, beyond_us = times.heavy_start
+    if not number or beyond_us <= STALLED_SHARE * sum(times.values) / len(times.values):
+        return []
+    message = (
+        f"the first {'step computes' if number == 1 else f'{number} steps compute'} {ratio:.1f} times as long as the "
+        f"others, as where kernels are tuned or compiled: the means hold {time_text(beyond_us)} of that"
+    )
+    help_text = f"pass --skip-steps {number}, or record later steps"
+    return [Notice(code="Q343", severity=Severity.WARNING, message=message, help=help_text)]
+
+
 def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impossible: int) -> list[Notice]:
     """Return what cannot be known from these inputs, and what would tell it."""
     notes: list[Notice] = []
@@ -87,6 +102,7 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
              f"{num_stalled} of {plural(len(times.values), 'step')} took {time_text(max(times.values))} at the most, "
              f"half of all steps up to {time_text(times.median)}: the means hold {time_text(stalled_us)} of stalls",
              "record a few usual steps, or pass --skip-steps where the first ones stall")  # fmt: skip
+    notes += _heavy_start(times)
     says_others = run.world_size is not None or (aligned is not None and len(aligned.table) > 0)
     if len(run.timed) == 1 and says_others and (run.world_size or 2) > 1:
         note("Q313", Severity.WARNING,

@@ -18,6 +18,7 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.observed.strategy import ObservedStrategy  # noqa: TC001
 from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
 from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, Work
+from paro_advise.advisor.ranks.constants import STALL_RATIO, STALLED_STEPS_COMPUTING_ALIKE
 from paro_advise.advisor.ranks.links.link import Link  # noqa: TC001
 from paro_advise.advisor.ranks.slow_groups import SlowGroup  # noqa: TC001
 from paro_advise.advisor.ranks.stalled_steps import stalls
@@ -150,6 +151,23 @@ class StepTime:
             return 0, 0.0
         beyond = stalls(self.values, self.computing)
         return len(beyond), sum(beyond.values()) / len(self.values)
+
+    @property
+    def heavy_start(self) -> tuple[int, float, float]:
+        """Return how many first steps compute far longer than the others, none of which does.
+
+        Beside it stand how many times as long they compute, and what that adds to the mean step, us.
+        """
+        if not self.computing:
+            return 0, 1.0, 0.0
+        usual_us = sorted(self.computing)[len(self.computing) // 2]
+        are_heavy = [us > STALL_RATIO * usual_us for us in self.computing]
+        number = sum(are_heavy)
+        is_start = all(are_heavy[:number]) and number <= STALLED_STEPS_COMPUTING_ALIKE * len(are_heavy)
+        if not number or not is_start or not usual_us:
+            return 0, 1.0, 0.0
+        first_us = sum(self.computing[:number])
+        return number, first_us / number / usual_us, (first_us - number * usual_us) / len(are_heavy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
