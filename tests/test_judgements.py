@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import polars as pl
@@ -317,6 +318,10 @@ def test_model_flops_utilisation(tmp_path):
     assert analysis.run.parameter_count == parameters
     assert analysis.efficiency.mfu == pytest.approx(expected)
     assert analyze(tmp_path / "rank0.json").efficiency.mfu is None
+    beyond = analyze(tmp_path / "rank0.json", tokens_per_step=math.ceil(4096 / expected) + 1)
+    for found, is_beyond in ((analysis, False), (beyond, True)):
+        told = [item.message for item in found.data_quality if item.code == "Q344"]
+        assert ["an MFU of 100% is more than devices can reach" in message for message in told] == [True] * is_beyond
 
 
 def test_a_late_rank_needs_two_steps_to_be_named(tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.critical_path import critical_path
 from paro_advise.advisor.analysis.data_quality import data_quality
-from paro_advise.advisor.analysis.efficiency import efficiency
+from paro_advise.advisor.analysis.efficiency import efficiency, efficiency_notices
 from paro_advise.advisor.analysis.gather_gaps import hidden_by_prefetch_us
 from paro_advise.advisor.analysis.judgement.findings import findings
 from paro_advise.advisor.analysis.judgement.verdict import verdict_entry
@@ -69,8 +69,10 @@ def build_analysis(
     lateness = find_stragglers(aligned, run, topology.node_of)
     stragglers, slow_groups = lateness.stragglers, tuple(find_slow_groups(aligned, run))
     training, states = observe_training(run), state_summaries(aligned, run, links, fabric)
-    notes = (*notices, *log_notices, *stack_notices, *run.notices, *training.notices)
     parts, idle, work, collectives = breakdown(run), idle_parts(run), computing(run), collective_entries(aligned, run)
+    reached = efficiency(aligned, run, training.parameter_count, work, options)
+    told = (*run.notices, *training.notices, *efficiency_notices(reached))
+    notes = (*notices, *log_notices, *stack_notices, *told)
     (copied_out_us, copied_in_us), uneven = copied_us(run), uneven_us(run)
     analysis = Analysis(
         format=FORMAT.name,
@@ -98,7 +100,7 @@ def build_analysis(
             exchange_of(aligned, run),
             slow_groups,
         ),
-        efficiency=efficiency(aligned, run, training.parameter_count, work, options),
+        efficiency=reached,
         findings=(),
         data_quality=data_quality(notes, aligned, run, topology, num_impossible),
         idle_us=idle,

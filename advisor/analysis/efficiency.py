@@ -12,6 +12,7 @@ from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.span import CROSSES_NODES, GroupSpan
+from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Options
@@ -45,6 +46,17 @@ def efficiency(
         product_tflops=work.achieved_tflops if work else None,
         concurrent=_concurrency(aligned),
     )
+
+
+def efficiency_notices(found: Efficiency) -> tuple[Notice, ...]:
+    """Say that the figures for an MFU cannot be those of one run, where a device would do more than its peak."""
+    if found.mfu is None or found.mfu <= 1:
+        return ()
+    message = (
+        f"an MFU of {found.mfu:.0%} is more than devices can reach: tokens, peak or the parameters found are not those "
+        "of this run"
+    )
+    return (Notice(code="Q344", severity=Severity.WARNING, message=message, help="check what was passed"),)
 
 
 def _peak(run: Run, options: Options) -> tuple[float | None, str]:

@@ -23,7 +23,10 @@ _WHOLE = "parameters that the plan replicates are plain tensors, and so is what 
 _WHOLE_HINT = "take the tensor as it is, the parameter's own full_tensor(), or choose a strategy that shards it (G..)"
 _IN_STEP = "an optimizer meets sharded parameters and gradients, of which each rank holds rows; this one uses"
 _ELSEWHERE = "parameters and gradients may be sharded tensors; the script uses"
-_STEP_HINT = "take its form for a single device, without collectives and flat buffers, or train without a plan"
+_STEP_HINT = (
+    "take its form for a single device, without collectives and flat buffers, which makes what it keeps of a parameter "
+    "in state[parameter], in its first step; or train without a plan"
+)
 _HINT = "see docs/runtime.md, what differs for a script; choose NNN, which shards nothing, or train without a plan"
 
 
