@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,7 @@ from paro_advise.advisor.prediction.constants import EQUAL_SHARE, NODE_FACTORS, 
 from paro_advise.advisor.prediction.sampler import Sampler, with_waits
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, demand_us, measured_links, step_us
 from paro_advise.core.collective import Op
-from paro_advise.policies.collective_cost import Effort, RingAlgorithm, effort_of
+from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, effort_of
 from paro_advise.policies.plan import (
     BudgetStep,
     Choice,
@@ -197,7 +197,7 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
             runs = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]
             source = EstimateSource.DERIVED if calibration.is_described else EstimateSource.MEASURED
             ends = [
-                _end(basis, lambda item, run=run: float(step_us(run, item, links)), now, eases=eases)
+                _end(basis, partial(step_us, run, links=links), now, eases=eases)
                 for run, eases in zip(runs, (True, False), strict=True)
             ]
             found.append(_sensitivity(what, value, source, ends))
@@ -221,18 +221,22 @@ def _of_links(basis: Basis, now: Sequence[tuple[float, Candidate, float]]) -> li
     changed = {name: np.full(2 * len(units), getattr(links, name)) for name in units}
     for place, name in enumerate(units):
         changed[name][2 * place : 2 * place + 2] = np.array([0.5, 2.0]) * getattr(calibration, name).value
-    varied = replace(links, **changed)
+    fixed = {"slowdown": links.slowdown, "sums_by_nodes": links.sums_by_nodes, "shaped": links.shaped}
+    varied = replace(links, **changed, **fixed)
 
     @cache
     def steps_us(candidate: Candidate) -> NDArray[np.float64]:
         return np.broadcast_to(step_us(calibration, candidate, varied), 2 * len(units))
+
+    def step_at(end: int, candidate: Candidate) -> float:
+        return float(steps_us(candidate)[end])
 
     found = []
     for place, (name, unit) in enumerate(units.items()):
         estimate = getattr(calibration, name)
         is_rate = name.endswith("gbps")
         ends = [
-            _end(basis, lambda item, end=end: float(steps_us(item)[end]), now, eases=is_rate == bool(end % 2))
+            _end(basis, partial(step_at, end), now, eases=is_rate == bool(end % 2))
             for end in (2 * place, 2 * place + 1)
         ]
         found.append(_sensitivity(unit, estimate.value, estimate.source, ends))
@@ -241,7 +245,7 @@ def _of_links(basis: Basis, now: Sequence[tuple[float, Candidate, float]]) -> li
 
 def _end(
     basis: Basis,
-    changed_us: Callable[[Candidate], float],
+    changed_us: Callable[[Candidate], Draws],
     now: Sequence[tuple[float, Candidate, float]],
     *,
     eases: bool,
@@ -260,11 +264,11 @@ def _end(
     for step, candidate, held in now:
         if least * step > best_us * (1 + EQUAL_SHARE):
             break
-        found.append((changed_us(candidate), candidate, held))
+        found.append((float(changed_us(candidate)), candidate, held))
         best_us = min(best_us, found[-1][0])
     near = [item for item in found if item[0] <= best_us * (1 + EQUAL_SHARE)]
     _, best, _ = min(near, key=lambda item: (item[1] != basis.chosen, item[2], item[0]))
-    return changed_us(basis.base) / changed_us(basis.chosen), best.name
+    return float(changed_us(basis.base)) / float(changed_us(basis.chosen)), best.name
 
 
 def _sensitivity(what: str, value: float, source: EstimateSource, ends: Sequence[tuple[float, str]]) -> Sensitivity:
