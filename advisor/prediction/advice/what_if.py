@@ -221,8 +221,8 @@ def _of_links(basis: Basis, now: Sequence[tuple[float, Candidate, float]]) -> li
     changed = {name: np.full(2 * len(units), getattr(links, name)) for name in units}
     for place, name in enumerate(units):
         changed[name][2 * place : 2 * place + 2] = np.array([0.5, 2.0]) * getattr(calibration, name).value
-    fixed = {"slowdown": links.slowdown, "sums_by_nodes": links.sums_by_nodes, "shaped": links.shaped}
-    varied = replace(links, **changed, **fixed)
+    by_nodes, shaped = links.sums_by_nodes, links.shaped
+    varied = replace(links, **changed, slowdown=links.slowdown, sums_by_nodes=by_nodes, shaped=shaped)
 
     @cache
     def steps_us(candidate: Candidate) -> NDArray[np.float64]:
