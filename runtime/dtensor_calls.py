@@ -5,6 +5,7 @@ Means of weights that a script of FSDP2 keeps from before the plan are such DTen
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -59,9 +60,22 @@ def let_dtensors_mix() -> None:
     are used: torch keeps what it calls here from the first time on.
     """
     dispatcher = DTensor._op_dispatcher  # noqa: SLF001
-    for name, wrapper in ((_END_OF_CALL, _end_call), (_LAYOUTS_OF_CALL, _find_layouts)):
-        if name not in dispatcher.__dict__:
-            dispatcher.__dict__[name] = partial(wrapper, getattr(dispatcher, name))
+    if _END_OF_CALL in dispatcher.__dict__:
+        return
+    dispatcher.__dict__[_END_OF_CALL] = partial(_end_call, getattr(dispatcher, _END_OF_CALL))
+    again = _Again()
+    setattr(layouts, _HAS_ROWS_FOR_ALL, partial(_has_rows, again, getattr(layouts, _HAS_ROWS_FOR_ALL)))
+    dispatcher.__dict__[_LAYOUTS_OF_CALL] = partial(_find_layouts, again, getattr(dispatcher, _LAYOUTS_OF_CALL))
+
+
+class _Again(threading.local):
+    """Whether this thread looks for a layout once more, in which ranks may hold no row."""
+
+    takes_empty = False
+
+
+def _has_rows(again: _Again, otherwise: Callable[..., bool], *args: Result, **kwargs: Result) -> bool:
+    return again.takes_empty or otherwise(*args, **kwargs)
 
 
 def _end_call(otherwise: AnyFunction, operator: object, args: Arguments, *rest: Result) -> Result:
@@ -75,7 +89,7 @@ def _end_call(otherwise: AnyFunction, operator: object, args: Arguments, *rest: 
     return otherwise(operator, args, *rest)
 
 
-def _find_layouts(otherwise: Callable[..., Result], *call: Result) -> Result:
+def _find_layouts(again: _Again, otherwise: Callable[..., Result], *call: Result) -> Result:
     """Find the layouts for an operator; once more with ranks that hold no row, where no other way is left.
 
     Torch takes no such layout into account, but for tensors that all have it already.
@@ -85,9 +99,8 @@ def _find_layouts(otherwise: Callable[..., Result], *call: Result) -> Result:
     except RuntimeError as error:
         if STAYS not in str(error):
             raise
-    asked = getattr(layouts, _HAS_ROWS_FOR_ALL)
-    setattr(layouts, _HAS_ROWS_FOR_ALL, lambda *_args, **_kwargs: True)
+    again.takes_empty = True
     try:
         return otherwise(*call)
     finally:
-        setattr(layouts, _HAS_ROWS_FOR_ALL, asked)
+        again.takes_empty = False

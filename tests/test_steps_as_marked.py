@@ -52,9 +52,14 @@ def test_steps_of_an_optimizer_are_no_micro_batches(updates, tmp_path):
     assert bool(calibrate(analysis).unmodelled) is (updates > 1)
 
 
-def marked_passes(path, marked, *, reduces_all=True, without_pass=()):
+def marked_passes(path, marked, **options):
+    return analyze(write_marked(path, marked, **options))
+
+
+def write_marked(path, marked, *, rank=0, reduces_all=True, without_pass=()):
     """Write a pass of DDP in each marked step, and an optimizer's step in some; others may reduce no gradients."""
-    trace = TraceBuilder(0, 2)
+    path.mkdir(exist_ok=True)
+    trace = TraceBuilder(rank, 2)
     for step, is_updated in enumerate(marked):
         base = step * PASS_US
         trace.step(step, base, PASS_US)
@@ -69,7 +74,7 @@ def marked_passes(path, marked, *, reduces_all=True, without_pass=()):
             )  # fmt: skip
         if is_updated:
             trace.annotation("Optimizer.step#AdamW.step", base + 6500, 300)
-    return analyze(trace.write(path / "rank0.json"))
+    return trace.write(path / f"rank{rank}.json")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,8 @@ def test_micro_batches_that_a_script_marks_as_steps_are_joined(marked, left_out,
 @pytest.mark.parametrize(
     ("marked", "without_pass", "is_told"),
     [
-        ((1, 1, 1), (), False), ((0, 0, 0, 1), (), True), ((0, 1, 0, 0, 0, 1, 0, 0, 1), (), True),
+        ((1, 1, 1), (), False), ((0, 0, 0, 1), (), True), ((0, 1, 0, 0, 0, 1), (), True), ((1, 0, 0, 1), (), True),
+        ((0, 1, 0, 0, 0, 1, 0, 0, 1), (), True),
         ((0, 0, 1, 0, 0, 1), (0, 1), True), ((0, 0, 0, 0), (), False),
     ],
 )  # fmt: skip
@@ -154,3 +160,17 @@ def test_optimizers_that_no_backward_pass_parts_step_once(tmp_path, name, starts
         assert [round(us, 3) for us in found.step_time_us.values] == [1000.0] * (4 if marked else 3)
         assert found.run.strategy.triple == "GGG"
         assert not {"Q326"} & {notice.code for notice in found.data_quality}
+
+
+def test_ranks_of_which_some_record_too_little_to_join_their_steps_are_told(tmp_path):
+    """Rank 1 has recorded one step of the optimizer, from which no length shows."""
+    joined = marked_passes(tmp_path / "a", (0, 1, 0, 1), reduces_all=False)
+    assert not calibrate(joined).unmodelled
+    folder = tmp_path / "both"
+    folder.mkdir()
+    for rank, marked in enumerate(((0, 1, 0, 1, 0, 1), (0, 1, 0))):
+        write_marked(folder, marked, rank=rank, reduces_all=False)
+    found = analyze(folder)
+    (told,) = [notice.message for notice in found.data_quality if notice.code == "Q326"]
+    assert told.startswith("1 of 2 ranks mark micro-batches as steps")
+    assert calibrate(found).unmodelled

@@ -34,6 +34,19 @@ def scales_by_extremes(model):
         gradient.mul_(1 / (1 + most))
 
 
+def looks_for_faults(job):
+    """Return how many of these tell of a fault that lies in one row, which is not rank 0's."""
+    gradient = torch.zeros_like(job.module.first.weight) + job.module.first.weight.grad
+    gradient[-1, 0] = math.nan
+    told = [
+        gradient.norm(math.inf), torch.linalg.vector_norm(gradient, ord=-math.inf), gradient.abs().max(),
+        gradient.amax(), gradient.min(), gradient.amax(dim=0).sum(), gradient.max(dim=0).values.sum(),
+        *torch._foreach_norm([gradient, gradient], math.inf), gradient.norm(),
+    ]  # fmt: skip
+    assert len(told) == 10
+    return float(sum(math.isnan(float(value)) for value in told))
+
+
 def wraps_again_and_saves():
     torch.manual_seed(0)
     job = DistributedDataParallel(OneOutput())
@@ -57,6 +70,7 @@ def jobs(framework):
         "scales by extremes": scales_by_extremes,
     }.items():
         yield name, lambda act=after_backward: train(OneOutput(), framework, after_backward=act)
+    yield "looks for faults", lambda: train(OneOutput(), framework, after_step=looks_for_faults)
     yield "wraps again and saves", lambda: list(wraps_again_and_saves())
 
 

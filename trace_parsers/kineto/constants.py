@@ -49,9 +49,11 @@ MIN_DURATION_US = 1e-6  # us; a picosecond, which no clock of a profiler tells f
 CPU_DEVICE_TYPE = 0  # of c10::DeviceType in `[memory]` events (c10/core/DeviceType.h)
 MAX_ALLOCATED_BYTES = 1 << 44  # bytes; 16 TiB, more than any device or host holds; assumed
 MEMORY_EVENT = b'"[memory]"'  # the name of such an event, as text
+JOINED_CODE = "Q127"  # of the notice that marked micro-batches were joined to steps of the optimizer
 NO_STEPS_CODE = "Q120"  # of the notice that the whole trace counts as one step
 # Between marks of one number by one thread, up to which two profilers of a process wrote them; seen: 18 to 37.
 TWO_MARKS_US = 100.0
 DOUBLE_MARK_SHARE = 1e-3  # of a step between two marks of one number up to which one process wrote both; assumed
 UPDATED_SHARE = 0.6  # none; of the marked steps with an update, up to which the others are no exceptions; assumed
+ENOUGH_UPDATES = 2  # up to which the distance of updates may be chance; of three, two distances agree
 ENOUGH_MARKS = 4  # steps; from which that share is asked for, below it the median step tells; assumed

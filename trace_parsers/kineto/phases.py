@@ -13,6 +13,7 @@ from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     DOUBLE_MARK_SHARE,
     ENOUGH_MARKS,
+    ENOUGH_UPDATES,
     MIN_GATHERS,
     TAIL_SHARE,
     TOUCH_US,
@@ -412,7 +413,9 @@ def joined_marks(
         return ()
     lengths = {later - earlier for earlier, later in itertools.pairwise(ends)}
     length = lengths.pop() if len(lengths) == 1 else 1
-    if length == 1 or max(ends[0] + 1, len(steps) - ends[-1]) > length:
+    # Two of the optimizer's steps tell a length where the first is whole: one may have been skipped between them.
+    is_told = len(ends) > ENOUGH_UPDATES or ends[0] + 1 == length
+    if length == 1 or not is_told or max(ends[0] + 1, len(steps) - ends[-1]) > length:
         return ()
     return tuple(
         HostSpan(

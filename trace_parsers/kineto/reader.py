@@ -24,6 +24,7 @@ from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     FEW_IMPOSSIBLE,
     FEW_OPERATORS,
+    JOINED_CODE,
     LITTLE_WORK_SHARE,
     MAX_BARE_SHARE,
     MAX_DURATION_US,
@@ -287,7 +288,7 @@ class _TableBuilder:
         left = len(steps) - many * len(found)
         rest = f"; {plural(left, 'other is', 'others are')} left out" if left else ""
         self._notices.info(
-            "Q127",
+            JOINED_CODE,
             f"each step of the optimizer spans {many} marked steps, which are its micro-batches: they count as one step"
             + rest,
             "call the profiler's step() after each step of the optimizer",

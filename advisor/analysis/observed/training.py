@@ -27,7 +27,7 @@ from paro_advise.advisor.analysis.observed.strategy import (
 from paro_advise.advisor.facts.model import OTHER_STEPS_CODE
 from paro_advise.advisor.wording.quantities import count_text
 from paro_advise.core.collective import Op
-from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
+from paro_advise.trace_parsers.kineto.constants import JOINED_CODE, NO_STEPS_CODE
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def observe_training(run: Run) -> ObservedTraining:
             *((_one_micro_batch(run),) if typical is not None and micro is None else ()),
             *((_repeated(micro),) if by_order is not None and micro else ()),
             *((_other_steps(updates),) if updates != 1 else ()),
+            *_joined_on_some(run),
             *((_experts(typical, counted),) if typical is not None and counted and Op.ALL_TO_ALL.value in ops else ()),
             *frozen.notices,
         ),
@@ -165,6 +166,19 @@ def _other_steps(count: int) -> Notice:
         message = "many steps as the script marks them hold no step of the optimizer, as where each is a micro-batch"
     help_text = "call the profiler's step() after each step of the optimizer"
     return Notice(code=OTHER_STEPS_CODE, severity=Severity.WARNING, message=message, help=help_text)
+
+
+def _joined_on_some(run: Run) -> tuple[Notice, ...]:
+    """Say that marked steps are micro-batches on some ranks, and that recordings of others are too short to tell."""
+    joined = [rank for rank, item in run.timed if any(note.code == JOINED_CODE for note in item.facts.notices)]
+    if len(joined) in (0, len(run.timed)):
+        return ()
+    message = (
+        f"{len(joined)} of {len(run.timed)} ranks mark micro-batches as steps, which were joined to those of the "
+        "optimizer; the recordings of the others do not tell, and their steps count as they are marked"
+    )
+    help_text = "call the profiler's step() after each step of the optimizer, or record as many steps on each rank"
+    return (Notice(code=OTHER_STEPS_CODE, severity=Severity.WARNING, message=message, help=help_text),)
 
 
 def _stated_in_logs(run: Run) -> ObservedStrategy:

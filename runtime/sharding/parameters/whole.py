@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import increment_version
 from torch.distributed import distributed_c10d
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paro_advise.errors import UsageError
@@ -61,6 +61,7 @@ OF_LAYOUTS = (
 )
 # They fail on no element at all.
 _EXTREMES = frozenset(("amax", "amin", "aminmax", "argmax", "argmin", "kthvalue", "median", "mode", "quantile", "topk"))
+_OF_EXTREMES = ("max", "min")  # how parts of them meet, in torch's words
 _SUMS = frozenset(("sum", "nansum"))
 _PART_OF_NORM = "_NormPartial"  # torch 2.13's name of the layout of a norm whose parts have not met yet
 _UNUSED = "appears to not have been used in the graph"
@@ -286,7 +287,24 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
         if MIXED not in str(error) or not args:
             raise
         return func(*_of_one_kind(args, changes_first=name.endswith("_")), **kwargs)
-    return by_whole_values(func, args, kwargs) if cuts_through_shards(func, args, found) else found
+    if cuts_through_shards(func, args, found):
+        return by_whole_values(func, args, kwargs)
+    return type(found)(map(_with_faults, found)) if type(found) in (list, tuple) else _with_faults(found)
+
+
+def _with_faults(found: Result) -> Result:
+    """Return the largest or smallest of all ranks' values, nan where one of them is: backends pass over it."""
+    if not isinstance(found, DTensor) or not found.is_floating_point():
+        return found
+    if not any(getattr(place, "reduce_op", "") in _OF_EXTREMES for place in found.placements):
+        return found
+    whole = [Replicate() if place.is_partial() else place for place in found.placements]
+    sums = [Partial() if place.is_partial() else place for place in found.placements]
+    faults = found._local_tensor.detach().isnan().to(found.dtype)  # noqa: SLF001 - isnan() would make it whole first
+    made = DTensor.from_local(
+        faults, found.device_mesh, sums, run_check=False, shape=found.shape, stride=found.stride()
+    ).redistribute(placements=whole)
+    return torch.where(made > 0, math.nan, found.redistribute(placements=whole))
 
 
 def _without_parts_of_norms(tensor: DTensor) -> DTensor:
