@@ -66,13 +66,11 @@ def build_analysis(
     topology = find_topology(run, options.gpus_per_node, captured.local_world_size if captured else None)
     aligned = align_clocks(run, topology, captured.machines if captured else ())
     links, num_impossible = find_links(aligned, run, fabric := fabric_of(run, topology))
-    lateness = find_stragglers(aligned, run, topology.node_of)
-    stragglers, slow_groups = lateness.stragglers, tuple(find_slow_groups(aligned, run))
+    lateness, slow_groups = find_stragglers(aligned, run, topology.node_of), tuple(find_slow_groups(aligned, run))
     training, states = observe_training(run), state_summaries(aligned, run, links, fabric)
     parts, idle, work, collectives = breakdown(run), idle_parts(run), computing(run), collective_entries(aligned, run)
     reached = efficiency(aligned, run, training.parameter_count, work, options)
-    told = (*run.notices, *training.notices, *efficiency_notices(reached))
-    notes = (*notices, *log_notices, *stack_notices, *told)
+    notes = (*notices, *log_notices, *stack_notices, *run.notices, *training.notices, *efficiency_notices(reached))
     (copied_out_us, copied_in_us), uneven = copied_us(run), uneven_us(run)
     analysis = Analysis(
         format=FORMAT.name,
@@ -84,7 +82,7 @@ def build_analysis(
         breakdown_us=parts,
         states={state.value: summary.entry for state, summary in states.items()},
         links=tuple(links),
-        stragglers=stragglers,
+        stragglers=lateness.stragglers,
         clock_offsets_us={str(rank): value for rank, value in aligned.offset_us.items()} if aligned else {},
         clock_error_us=aligned.clock_error_us if aligned else None,
         verdict=verdict_entry(
@@ -95,7 +93,7 @@ def build_analysis(
             links,
             topology,
             training.strategy,
-            stragglers,
+            lateness.stragglers,
             collectives,
             exchange_of(aligned, run),
             slow_groups,

@@ -180,9 +180,9 @@ def _children_first(model: nn.Module) -> list[nn.Parameter]:
 def _repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if any(name.startswith(f"{outer}.") for outer in found) or not isinstance(
-            module, (nn.ModuleList, nn.Sequential)
-        ):
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+            continue
+        if any(f"{name}.".startswith(f"{outer}.") for outer in found):
             continue
         classes = Counter(type(child) for child in module)
         for key, child in module.named_children():
